@@ -256,6 +256,10 @@ class Blocks(Net):
         return x
 
 
+def named_shapes(model):
+    return [(name, parameter.shape) for name, parameter in model.named_parameters()]
+
+
 class GradientsTest(Misuse):
     def test_gradients_with_a_graph_are_refused_and_nothing_of_them_stays(self):
         for how in {}, {"slots": 2}, {"residency": "bucket"}:
@@ -316,8 +320,12 @@ class GradientsTest(Misuse):
                         backward(model)
                     with self.assertRaisesRegex(errors.FailedPrecondition, "handed over .* cannot be taken back: call step()"):
                         optimizer.zero_grad(set_to_none=to_none)
+                    windows = [optimizer._session.gradient(slots - 1, *one) for one in named_shapes(model)]
+                    before = [window.clone() for window in windows]
                     with self.assertRaisesRegex(errors.FailedPrecondition, "handed over already|call step()"):
                         backward(model, 9)
+                    for window, handed_over in zip(windows, before):  # the workers leave zeros where they have read
+                        self.assertTrue(((window == handed_over) | (window == 0)).all())
                     optimizer.step()
                     optimizer.zero_grad(set_to_none=to_none)
                     self.assertEqual(optimizer.last.step, 1)

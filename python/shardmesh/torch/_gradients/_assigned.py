@@ -103,9 +103,14 @@ class AssignedSlots:
         return self._windows[0].shown(index) if not self.several and self._written[0][index] else None
 
     def _to_add_to(self, index: int) -> Optional[torch.Tensor]:
-        """The window, if the open slot has a gradient there."""
+        """The window, if the open slot has a gradient there that the job has not yet. Autograd adds to it before
+        _arrived() can refuse, and the workers may read it at any time once it was handed over."""
         slot = self._filled
-        return self._windows[slot].window(index) if slot < len(self.numbers) and self._written[slot][index] else None
+        if slot == len(self.numbers) or not self._written[slot][index]:
+            return None
+        if self._residence is not None and self._residence.has_handed_over(self._residence_index[index]):
+            return None
+        return self._windows[slot].window(index)
 
     def join(self, joining: bool) -> bool:
         """Whether what comes now stays in its slot after a backward; returns what it was."""

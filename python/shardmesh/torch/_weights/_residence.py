@@ -132,7 +132,7 @@ class Residence:
                 "its weights were not there. residency=\"bucket\" gathers weights when a module is called: call the "
                 "module, and compile functions that call the model after the optimizer is made"
             )
-        if self._bucket[index] in self._declared:
+        if self.has_handed_over(index):
             if self._again:
                 return False
             raise errors.FailedPrecondition(
@@ -140,6 +140,10 @@ class Residence:
                 "slot has one backward. Accumulate with slots=, or within no_sync() up to the last one"
             )
         return True
+
+    def has_handed_over(self, index: int) -> bool:
+        """Whether the job has its gradient of this step."""
+        return self._bucket[index] in self._declared
 
     def writer(self, slot: int, name: str) -> Callable[[Any], None]:
         """Puts bytes where a gradient is."""
