@@ -283,6 +283,7 @@ TEST(Validate, Transfer) {
        {"rank: -1", "rank"},
        {"mesh: ''", "mesh"},
        {kLongSecret, "secret has 65 bytes"}});
+  EXPECT_OK(Validate(Parse<v1::TransferRequest>("job: 'j' epoch: 1 secret: 's' ending: true")));
 }
 
 TEST(Validate, Attach) {

@@ -192,6 +192,8 @@ struct ControlBlock {
   // Of a job that re-forms (job_ending.h). At the epoch that ends: the newest command as its members agreed on it, an
   // EndingWord; 0: they did not yet. At the next one: the step that its shards are filled with, plus 1; 0: none.
   std::atomic<uint64_t> ending;
+  std::atomic<uint64_t> ended;  // of a job on several hosts: the same, as their members agreed on it (hosts_ending.h)
+  std::atomic<uint32_t> ends;   // 1: the leads of several hosts are to end the epoch between two commands
   std::atomic<int64_t> restored_step_plus_one;
   std::atomic<uint64_t> restore_begun;  // 1: that word says it
 

@@ -206,6 +206,7 @@ absl::Status LocalServer::TakeSlot(JobShard& shard, int slot, uint64_t holder, p
   const int64_t begin = MonotonicNanos(), deadline = begin + absl::ToInt64Nanoseconds(kHangUpTimeout);
   const int64_t closed = begin + absl::ToInt64Nanoseconds(kClosing);
   while (true) {
+    RETURN_IF_ERROR(shard.Health());  // whoever held it died with its host, or opens the job again
     const absl::Status taken = protocol.slots().Take(Slot(slot), holder);
     if (taken.ok()) protocol.control()->slots[slot].holder_pid.store(own_pid);
     if (!absl::IsFailedPrecondition(taken) || MonotonicNanos() > deadline) return taken;
@@ -265,6 +266,7 @@ absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid)
   const int seats = granted.shard->spec().num_trainers;
   const absl::Time deadline = MonotonicNow() + kHangUpTimeout, given_up = deadline - kHangUpTimeout / 2;
   while (!TakeFreeSeat(granted, holder, pid)) {
+    RETURN_IF_ERROR(granted.shard->Health());  // else the trainer would not open the job again
     if (MonotonicNow() > deadline) {
       return absl::ResourceExhaustedError(absl::StrCat("job ", granted.shard->spec().name, " has its ", seats,
                                                        " trainers; end one, or create the job with more"));

@@ -108,6 +108,7 @@ JobShard::~JobShard() {
 }
 
 void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout, MeetAgain meet_again) {
+  MutexLock lock(hosts_mu_);
   host_lead_ =
       std::make_unique<HostLead>(*protocol_, *host_, *pass_, options_.spec, plan_, std::move(groups),
                                  HostLeadOptions{heartbeat_timeout, options_.step_timeout, &mail_,
@@ -115,8 +116,12 @@ void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout, M
                                  &trace_);
 }
 
-absl::Status JobShard::End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout) {
-  return epoch_end_->Run(members, cancelled, timeout, [this] { TellReaders(BoardOver::kEnded); });
+absl::Status JobShard::End(const EpochMembers& members, const std::atomic<bool>& cancelled, absl::Duration timeout) {
+  return epoch_end_->Run(members, cancelled, timeout, [this] {
+    TellReaders(BoardOver::kEnded);
+    MutexLock lock(hosts_mu_);
+    if (host_lead_ != nullptr) host_lead_->Stop();
+  });
 }
 
 ShardRun JobShard::run() const {

@@ -106,7 +106,7 @@ class JobShard {
   bool is_over() const;
 
   // EpochEnd::Run: readers are told, too.
-  absl::Status End(absl::Span<const Rank> members, const std::atomic<bool>& cancelled, absl::Duration timeout);
+  absl::Status End(const EpochMembers& members, const std::atomic<bool>& cancelled, absl::Duration timeout);
   // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines. `retained`: a node
   // has all that the next incarnation needs.
   void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained = false);
@@ -139,6 +139,7 @@ class JobShard {
   StepMail mail_;                        // the lead's
   std::optional<OneHostLead> lead_;      // of a job on one host, which the engine calls
   std::unique_ptr<Engine> engine_;       // its thread uses all the others
+  Mutex hosts_mu_;                       // held while the next is set or stopped
   std::unique_ptr<HostLead> host_lead_;  // as does this one's
   std::unique_ptr<EpochEnd> epoch_end_;
 };

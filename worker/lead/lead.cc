@@ -119,7 +119,7 @@ bool Lead::Advance() {
 void Lead::Collect() {
   transport_.ReadFacts(facts_);
   resumed_ = false;
-  const std::optional<Command> next = Decide(facts_, job_, plan_);
+  const std::optional<Command> next = shardmesh::Decide(facts_, job_, plan_);
   if (!next.has_value()) return transport_.BringEarly(part_);
   command_ = *next;
   if (command_.kind == CommandKind::kPublish && protocol_.publications().Find(Step(command_.step)).has_value()) {
@@ -209,13 +209,16 @@ void Lead::Commit() {
   if (options_.mail != nullptr) options_.mail->Poll();
   if (options_.progress) options_.progress();
   if (!more || resumed_) return;
-  command_ = *Decide(facts_, job_, plan_);
+  command_ = *shardmesh::Decide(facts_, job_, plan_);
   Run();
 }
 
 bool Lead::Issue(StepProtocol& protocol, const Command& command, const Facts& facts) {
+  return protocol.control()->abort.load() == 0 && Decide(protocol, command, facts);
+}
+
+bool Lead::Decide(StepProtocol& protocol, const Command& command, const Facts& facts) {
   ControlBlock& control = *protocol.control();
-  if (control.abort.load() != 0) return false;
   if (command.kind == CommandKind::kStep && !WriteScalars(protocol, command, facts)) return false;
   control.commands[(protocol.decided() + 1) % 2] = command;
   const bool first = command.first != 0 && command.kind != CommandKind::kQuantize;

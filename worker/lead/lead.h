@@ -57,6 +57,8 @@ class Lead {
   // The decision point: writes the command and decides it. False: it cannot be (the job is over, or the scalars of a
   // group, which were checked when they were declared). REQUIRES: the newest command is committed.
   static bool Issue(StepProtocol& protocol, const Command& command, const Facts& facts);
+  // The same of an epoch that ends, whose job is aborted here (worker/lead/hosts/hosts_ending.h).
+  static bool Decide(StepProtocol& protocol, const Command& command, const Facts& facts);
   // Publishes, records the outcome and commits the newest command; a step of which quantized weights are gathered is
   // committed with the command that quantizes them. REQUIRES: every member of the host has executed it.
   static void CommitNewest(StepProtocol& protocol);

@@ -111,16 +111,54 @@ absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh) {
 
 absl::Duration TransferTime(int64_t bytes) { return absl::Seconds(static_cast<double>(bytes) / kSlowBytesPerSecond); }
 
-TransferSource::TransferSource(std::shared_ptr<JobShard> held, ShardStorage wanted)
+namespace {
+
+std::vector<ReshardPiece> PiecesToSend(const JobShard& held, const std::optional<ShardStorage>& wanted) {
+  const std::optional<Ending> ending = held.epoch_end().ending();
+  if (!wanted.has_value() || !ending.has_value() || ending->step == kNoStep) return {};
+  return PiecesOf(held.memory().storage(), *wanted);
+}
+
+int ParityOf(const JobShard& held) {
+  const std::optional<Ending> ending = held.epoch_end().ending();
+  return ending.has_value() ? ending->parity : 0;
+}
+
+}  // namespace
+
+const v1::Peer* OriginHolders::Find(const v1::Assignment& assignment, int was) {
+  const v1::Origin& from = assignment.from();
+  for (int rank = 0; rank < std::min(from.was_size(), assignment.peers_size()); ++rank) {
+    if (from.was(rank) == was) return &assignment.peers(rank);
+  }
+  for (const v1::Peer& departing : from.departing()) {
+    if (departing.rank() == was) return &departing;
+  }
+  return nullptr;
+}
+
+TransferSource::TransferSource(std::shared_ptr<JobShard> held, std::optional<ShardStorage> wanted)
     : held_(std::move(held)),
       wanted_(std::move(wanted)),
-      pieces_(held_->epoch_end().ending()->step == kNoStep ? std::vector<ReshardPiece>()
-                                                           : PiecesOf(held_->memory().storage(), wanted_)),
-      bytes_(held_->memory().storage(), held_->epoch_end().ending()->parity, ReshardBytes::Side::kFrom, pieces_),
+      pieces_(PiecesToSend(*held_, wanted_)),
+      bytes_(held_->memory().storage(), ParityOf(*held_), ReshardBytes::Side::kFrom, pieces_),
       left_(bytes_.num_bytes()) {}
+
+// The hosts may not have agreed yet: then the header has no outcomes.
+absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::OpenEnding(std::shared_ptr<JobShard> held) {
+  ASSIGN_OR_RETURN(std::string progress, held->epoch_end().progress());
+  std::unique_ptr<TransferSource> source(new TransferSource(std::move(held), std::nullopt));
+  source->ending_.set_progress(std::move(progress));
+  if (const std::optional<Ending> ending = source->held_->epoch_end().ending(); ending.has_value()) {
+    source->ending_.set_step(ending->step);
+    source->ending_.set_outcomes(PackBequest(BequestOf(*source->held_->protocol().control(), *ending)));
+  }
+  return source;
+}
 
 absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared_ptr<JobShard> held,
                                                                      const v1::TransferRequest& request) {
+  if (request.ending()) return OpenEnding(std::move(held));
   if (!held->epoch_end().ending().has_value()) {
     return absl::UnavailableError(
         absl::StrCat("epoch ", request.epoch(), " of job ", request.job(), " has not ended here yet; ask again"));
@@ -136,6 +174,7 @@ absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared
 }
 
 v1::TransferHeader TransferSource::Begin() const {
+  if (!ending_.progress().empty()) return ending_;
   v1::TransferHeader header;
   header.set_step(held_->epoch_end().ending()->step);
   header.set_total_bytes(bytes_.num_bytes());
@@ -157,6 +196,47 @@ v1::TransferHeader TransferSource::End() {
   v1::TransferHeader header = Begin();
   header.set_digest(bytes_.digest());
   return header;
+}
+
+namespace {
+
+// Asks until the answer is complete.
+absl::StatusOr<v1::TransferHeader> AskEnding(const EndingCall& call, const v1::Peer& peer, bool agreed) {
+  const std::string who = absl::StrCat("how worker ", peer.worker(), " (pid ", peer.pid(), ") ended epoch ",
+                                       call.assignment.from().epoch());
+  if (call.transfer == nullptr) return absl::UnavailableError(absl::StrCat(who, ": no way to ask for it"));
+  v1::TransferRequest request;
+  request.set_job(call.assignment.spec().name());
+  request.set_epoch(call.assignment.from().epoch());
+  request.set_secret(call.assignment.secret());
+  request.set_ending(true);
+  const TransferSink sink = {
+      [](const v1::TransferHeader&) { return absl::OkStatus(); },
+      [](absl::string_view) { return absl::DataLossError("data follow, and none were asked for"); }};
+  const absl::Time deadline = MonotonicNow() + call.timeout;
+  while (true) {
+    const absl::StatusOr<v1::TransferHeader> told = call.transfer(peer, request, sink, kCall);
+    if (call.cancelled.load()) return absl::CancelledError("the job is assigned anew");
+    if (told.ok() && (!agreed || !told->outcomes().empty())) return told;
+    if (!told.ok() && !absl::IsUnavailable(told.status())) return Annotate(told.status(), who);
+    if (MonotonicNow() >= deadline) {
+      return told.ok() ? absl::UnavailableError(absl::StrCat(who, ": its hosts have not agreed on the last step"))
+                       : Annotate(told.status(), who);
+    }
+    absl::SleepFor(kRetry);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> AskProgress(const EndingCall& call, const v1::Peer& peer) {
+  ASSIGN_OR_RETURN(v1::TransferHeader told, AskEnding(call, peer, /*agreed=*/false));
+  return std::move(*told.mutable_progress());
+}
+
+absl::StatusOr<Bequest> AskBequest(const EndingCall& call, const v1::Peer& peer) {
+  ASSIGN_OR_RETURN(const v1::TransferHeader told, AskEnding(call, peer, /*agreed=*/true));
+  return UnpackBequest(told.outcomes());
 }
 
 absl::Status RestoreShard(const Restoration& restoration, JobShard& shard) {

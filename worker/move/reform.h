@@ -6,6 +6,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,6 +26,9 @@ absl::StatusOr<Plan> PlanOn(JobSpec spec, const std::string& mesh);
 // Who held what, as an assignment says it.
 class OriginHolders {
  public:
+  // The member of now, or departing, that was this rank; null: none.
+  static const v1::Peer* Find(const v1::Assignment& assignment, int was);
+
   explicit OriginHolders(const v1::Origin& from) : was_(from.was().begin(), from.was().end()) {
     for (const v1::Peer& departing : from.departing()) departing_.push_back(departing.rank());
   }
@@ -47,10 +52,12 @@ class TransferSource {
   v1::TransferHeader End();  // REQUIRES: left() is 0
 
  private:
-  TransferSource(std::shared_ptr<JobShard> held, ShardStorage wanted);
+  TransferSource(std::shared_ptr<JobShard> held, std::optional<ShardStorage> wanted);
+  static absl::StatusOr<std::unique_ptr<TransferSource>> OpenEnding(std::shared_ptr<JobShard> held);
 
   const std::shared_ptr<JobShard> held_;
-  const ShardStorage wanted_;  // without memory
+  const std::optional<ShardStorage> wanted_;  // without memory; unset: nothing
+  v1::TransferHeader ending_;                 // what is told of that
   std::vector<ReshardPiece> pieces_;
   ReshardBytes bytes_;
   int64_t left_ = 0;
@@ -64,6 +71,20 @@ struct TransferSink {
 // Asks another worker (Shard.Transfer); returns the last header. DataLoss: fewer or more bytes than were announced.
 using FetchCall = std::function<absl::StatusOr<v1::TransferHeader>(
     const v1::Peer& from, const v1::TransferRequest& request, const TransferSink& sink, absl::Duration timeout)>;
+
+// How an epoch ended, as a member tells it that was in it.
+struct EndingCall {
+  const v1::Assignment& assignment;
+  const FetchCall& transfer;  // null: none is possible
+  const std::atomic<bool>& cancelled;
+  absl::Duration timeout;
+};
+// How far the host of that peer is whose members have stopped (worker/lead/hosts/hosts_ending.h); waits for it.
+//   Cancelled. Unavailable: the peer is not reached, or its host's members did not stop in time.
+absl::StatusOr<std::string> AskProgress(const EndingCall& call, const v1::Peer& peer);
+// The step and outcomes that the next epoch has of it; waits until the hosts have agreed. Errors as AskProgress.
+//   DataLoss: these are none.
+absl::StatusOr<Bequest> AskBequest(const EndingCall& call, const v1::Peer& peer);
 
 // How long bytes may be on the way, at least: a slow network's time.
 absl::Duration TransferTime(int64_t bytes);

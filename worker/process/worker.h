@@ -203,6 +203,9 @@ class Worker {
   absl::StatusOr<std::shared_ptr<JobShard>> AwaitHeldBefore(const Entry& entry) const;
   // Ends the epoch that this one goes on from, with the other members that were in it.
   absl::Status EndBefore(const Entry& entry);
+  EndingCall CallOf(const Entry& entry) const;
+  // What the lead of a host says of the older epoch.
+  absl::StatusOr<Bequest> BequestFor(const Entry& entry, const JobShard* before) const;
   // Fills the shard and waits until all members' are, and the weights are in place.
   absl::Status RestoreFrom(const Entry& entry, JobShard& shard);
   std::shared_ptr<JobShard> HeldBefore(const Entry& entry) const;

@@ -104,12 +104,21 @@ void Worker::PeerGone(const std::shared_ptr<Entry>& entry, int rank) {
 absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHello& hello, bool other_host) const {
   MutexLock lock(mu_);
   auto it = staged_.find(hello.job());
-  if (it == staged_.end() || it->second->assignment.epoch() != hello.epoch()) it = jobs_.find(hello.job());
-  if (it == jobs_.end() || it->second->shard == nullptr || it->second->assignment.epoch() < hello.epoch()) {
+  const bool staged = it != staged_.end() && it->second->assignment.epoch() == hello.epoch() &&
+                      !it->second->assignment.leaves();
+  if (!staged) it = jobs_.find(hello.job());
+  const bool over = it != jobs_.end() && it->second->assignment.epoch() > hello.epoch();
+  if (it == jobs_.end() || (it->second->shard == nullptr && !over) ||
+      it->second->assignment.epoch() < hello.epoch()) {
     return absl::UnavailableError(
         absl::StrCat("worker ", options_.name, " has no memory of job ", hello.job(), " yet"));
   }
-  const v1::Assignment& mine = it->second->assignment;
+  std::shared_ptr<Entry> entry = it->second;
+  // The job is about to go on at a later epoch, and the leads of the one before meet again to end it.
+  const bool ends = over && entry->before != nullptr && entry->before->assignment.epoch() == hello.epoch() &&
+                    entry->before->shard != nullptr;
+  if (ends) entry = entry->before;
+  const v1::Assignment& mine = entry->assignment;
   if (!SameSecret(mine.secret(), hello.secret())) {  // before anything of the job is told
     return absl::PermissionDeniedError(absl::StrCat("the caller does not show the secret of job ", hello.job(),
                                                     "; only its members, which the coordinator tells it, may ask"));
@@ -118,7 +127,7 @@ absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHe
     return absl::AbortedError(
         absl::StrCat("epoch ", hello.epoch(), " of job ", hello.job(), " is over; now ", mine.epoch()));
   }
-  const HostRanks& ranks = it->second->ranks;
+  const HostRanks& ranks = entry->ranks;
   const Rank asks(hello.rank());
   const bool is_lead = mine.rank() == ranks.first() && hello.rank() >= 0 && hello.rank() < mine.peers_size();
   const bool may_ask = other_host ? mine.rank() == 0 && hello.rank() % ranks.per_host == 0 : ranks.Has(asks);
@@ -131,12 +140,11 @@ absl::StatusOr<std::shared_ptr<Worker::Entry>> Worker::FindLead(const v1::PeerHe
                                            mine.peers(hello.rank()).incarnation(), " in this epoch, not ",
                                            hello.incarnation()));
   }
-  if (it->second->plan_hash != hello.plan_hash()) {
+  if (entry->plan_hash != hello.plan_hash()) {
     return absl::FailedPreconditionError(absl::StrCat("plan hash ", hello.plan_hash(), " differs from the lead's ",
-                                                      it->second->plan_hash,
-                                                      "; run one build of shardmesh everywhere"));
+                                                      entry->plan_hash, "; run one build of shardmesh everywhere"));
   }
-  return it->second;
+  return entry;
 }
 
 void Worker::PeerMapped(const std::shared_ptr<Entry>& entry, int rank) {

@@ -18,6 +18,7 @@ namespace shardmesh {
 namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr absl::Duration kBuilt = absl::Milliseconds(10);
+constexpr absl::Duration kAskOne = absl::Seconds(1);  // before another member of its host is asked
 }  // namespace
 
 // An attempt to go on that lost a member itself may lie between.
@@ -83,17 +84,45 @@ absl::Status Worker::EndBefore(const Entry& entry) {
         absl::StrCat("this worker does not hold what it held of epoch ", from.epoch(), " any more"));
   }
   const OriginHolders holders(from);
+  const HostRanks ranks = before->protocol().local();
+  const std::vector<Rank> givers = GiversOf(before->plan(), holders.holders());
+  // Any of the host's: one may be hung.
+  const AskHost ask = [&](int host) -> absl::StatusOr<std::string> {
+    const absl::Time deadline = MonotonicNow() + options_.prepare_timeout;
+    absl::Status last = absl::InternalError(absl::StrCat("nobody is known of host ", host));
+    do {
+      for (const Rank giver : givers) {
+        const v1::Peer* const peer = OriginHolders::Find(entry.assignment, giver.value());
+        if (ranks.HostOf(giver) != host || peer == nullptr) continue;
+        absl::StatusOr<std::string> said =
+            AskProgress({entry.assignment, options_.transfer, entry.closing, kAskOne}, *peer);
+        if (said.ok() || !absl::IsUnavailable(said.status())) return said;
+        last = said.status();
+      }
+    } while (absl::IsUnavailable(last) && MonotonicNow() < deadline);
+    return last;
+  };
   Reach(FaultPoint::kEpochEnding);
-  const absl::Status ended =
-      before->End(GiversOf(before->plan(), holders.holders()), entry.closing, options_.prepare_timeout);
+  const absl::Status ended = before->End({givers, ask}, entry.closing, options_.prepare_timeout);
   if (ended.ok()) Reach(FaultPoint::kEpochEnded);
   return Annotate(ended, absl::StrCat("ending epoch ", from.epoch()));
 }
 
+EndingCall Worker::CallOf(const Entry& entry) const {
+  return {entry.assignment, options_.transfer, entry.closing, options_.prepare_timeout};
+}
+
+// Rank 0 was a member of the older epoch; the lead of another host may not have been.
+absl::StatusOr<Bequest> Worker::BequestFor(const Entry& entry, const JobShard* before) const {
+  if (before == nullptr) return AskBequest(CallOf(entry), entry.assignment.peers(0));
+  return BequestOf(*before->protocol().control(), *before->epoch_end().ending());
+}
+
 absl::Status Worker::RestoreFrom(const Entry& entry, JobShard& shard) {
   const std::shared_ptr<JobShard> before = HeldBefore(entry);
-  if (shard.rank() == Rank(0) && before != nullptr) {
-    BeginRestored(*before->protocol().control(), *before->epoch_end().ending(), *shard.protocol().control());
+  if (shard.rank().value() == shard.protocol().local().first()) {
+    ASSIGN_OR_RETURN(const Bequest bequest, BequestFor(entry, before.get()));
+    BeginRestored(bequest, *shard.protocol().control());
   }
   RETURN_IF_ERROR(
       RestoreShard({entry.assignment, before, options_.transfer, entry.closing, options_.prepare_timeout}, shard));

@@ -18,6 +18,16 @@ namespace {
 constexpr absl::Duration kSlice = absl::Milliseconds(20);
 constexpr int kNice = 15;
 
+// Whether a member that leaves ends the older epoch with the same workers by both.
+bool SameOthers(const v1::Assignment& one, const v1::Assignment& other) {
+  v1::Assignment a, b;
+  *a.mutable_from() = one.from();
+  *a.mutable_peers() = one.peers();
+  *b.mutable_from() = other.from();
+  *b.mutable_peers() = other.peers();
+  return a.SerializeAsString() == b.SerializeAsString();
+}
+
 }  // namespace
 
 void Worker::KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged) {
@@ -41,11 +51,12 @@ void Worker::KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries
   keep_staged[name] = std::move(entry);
 }
 
-// A next incarnation was not told who the others are: they tell it how the epoch ended (AwaitEnding).
+// Once more, if the job goes on with others than before.
 void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged) {
   const std::string& name = assignment.spec().name();
   const auto staged = staged_.find(name);
-  if (staged != staged_.end() && staged->second->assignment.leaves()) {
+  if (staged != staged_.end() && staged->second->assignment.leaves() &&
+      SameOthers(staged->second->assignment, assignment)) {
     staged->second->cutover.store(true);
     keep_staged.insert(staged_.extract(staged));
     return;
@@ -84,7 +95,8 @@ absl::Status Worker::EndAtCutover(const std::shared_ptr<Entry>& entry) {
   return EndBefore(*entry);
 }
 
-// The control block of the older epoch says it first; who has none of that sees it by what rank 0 says in the new one.
+// The control block of the older epoch says it first. Who has none of that sees it by what the lead of its host says in
+// the new one, or hears it from the coordinator, as that lead does.
 absl::Status Worker::AwaitCutoverOf(const Entry& entry, JobShard* shard) const {
   while (true) {
     const std::shared_ptr<JobShard> before = HeldBefore(entry);

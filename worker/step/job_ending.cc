@@ -1,6 +1,8 @@
 #include "worker/step/job_ending.h"
 
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
@@ -11,20 +13,15 @@ namespace {
 
 constexpr absl::Duration kSlice = absl::Milliseconds(20);
 
-void Copy(const OutcomeWords& from, OutcomeWords& to) {
-  to.norm.store(from.norm.load());
-  to.skipped.store(from.skipped.load());
-  to.peak.store(from.peak.load());
-  to.step.store(from.step.load());
+Bequest::Outcome ValueOf(const OutcomeWords& words) {
+  return {words.step.load(), words.norm.load(), words.skipped.load(), words.peak.load()};
 }
 
 // Of a step that was decided, and maybe not committed.
-void RecordOutcome(const ControlBlock& before, const Command& command, OutcomeWords& outcome) {
+Bequest::Outcome OutcomeOf(const ControlBlock& before, const Command& command) {
   const bool skipped = command.kind == CommandKind::kStep && command.apply == 0;
-  outcome.norm.store(before.norm_step.load() == command.step ? before.norm.load() : 0);
-  outcome.skipped.store(skipped ? command.nonfinite + 1 : 0);
-  outcome.peak.store(BitsOf(before.pull.peak.load(), command.step));
-  outcome.step.store(command.step);
+  return {command.step, before.norm_step.load() == command.step ? before.norm.load() : 0,
+          skipped ? command.nonfinite + 1 : 0, static_cast<int64_t>(BitsOf(before.pull.peak.load(), command.step))};
 }
 
 }  // namespace
@@ -96,22 +93,61 @@ absl::StatusOr<Ending> AwaitEnding(ControlBlock& control, absl::Span<const Rank>
   return EndingOf(control, word);
 }
 
-namespace {
-
-void TellOutcomes(const ControlBlock& before, const Ending& ending, ControlBlock& control) {
-  for (int i = 0; i < kOutcomeRing; ++i) Copy(before.outcomes[i], control.outcomes[i]);
-  const Command& last = before.commands[ending.seq % 2];
-  const bool decided = last.first == 0;  // else they were restored, outcomes and all
-  if (decided && last.step == ending.step && (last.kind == CommandKind::kStep || last.kind == CommandKind::kQuantize)) {
-    RecordOutcome(before, last, control.outcomes[ending.step % kOutcomeRing]);
+absl::StatusOr<Ending> AwaitEnded(ControlBlock& control, const std::function<bool()>& cancelled,
+                                  absl::Duration timeout) {
+  const absl::Time deadline = MonotonicNow() + timeout;
+  while (true) {
+    const uint32_t seen = control.finished.load(std::memory_order_acquire);
+    if (const uint64_t word = control.ended.load(std::memory_order_acquire); word != 0) return EndingOf(control, word);
+    if (cancelled()) return absl::CancelledError("the job is assigned anew");
+    if (MonotonicNow() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "the hosts of the epoch before did not agree on its last step within ", absl::FormatDuration(timeout)));
+    }
+    FutexWait(control.finished, seen, kSlice);
   }
 }
 
-}  // namespace
+Bequest BequestOf(const ControlBlock& before, const Ending& ending) {
+  Bequest bequest;
+  bequest.step = ending.step;
+  if (ending.step == kNoStep) return bequest;
+  for (int i = 0; i < kOutcomeRing; ++i) bequest.outcomes[i] = ValueOf(before.outcomes[i]);
+  const Command& last = before.commands[ending.seq % 2];
+  const bool decided = last.first == 0;  // else they were restored, outcomes and all
+  if (decided && last.step == ending.step && (last.kind == CommandKind::kStep || last.kind == CommandKind::kQuantize)) {
+    bequest.outcomes[ending.step % kOutcomeRing] = OutcomeOf(before, last);
+  }
+  return bequest;
+}
 
-void BeginRestored(const ControlBlock& before, const Ending& ending, ControlBlock& control) {
-  if (ending.step != kNoStep) TellOutcomes(before, ending, control);
-  control.restored_step_plus_one.store(ending.step + 1, std::memory_order_release);
+static_assert(std::is_trivially_copyable_v<Bequest>);
+
+std::string PackBequest(const Bequest& bequest) {
+  return std::string(reinterpret_cast<const char*>(&bequest), sizeof(bequest));
+}
+
+absl::StatusOr<Bequest> UnpackBequest(absl::string_view bytes) {
+  Bequest bequest;
+  if (bytes.size() != sizeof(bequest)) {
+    return absl::DataLossError(
+        absl::StrCat("outcomes of an ended epoch have ", bytes.size(), " bytes; expected ", sizeof(bequest)));
+  }
+  std::memcpy(&bequest, bytes.data(), sizeof(bequest));
+  if (bequest.step >= kNoStep && bequest.step <= kMaxStep) return bequest;
+  return absl::DataLossError(absl::StrCat("an ended epoch has its last step at ", bequest.step));
+}
+
+void BeginRestored(const Bequest& bequest, ControlBlock& control) {
+  for (int i = 0; i < kOutcomeRing && bequest.step != kNoStep; ++i) {
+    const Bequest::Outcome& from = bequest.outcomes[i];
+    OutcomeWords& to = control.outcomes[i];
+    to.norm.store(from.norm);
+    to.skipped.store(from.skipped);
+    to.peak.store(from.peak);
+    to.step.store(from.step);
+  }
+  control.restored_step_plus_one.store(bequest.step + 1, std::memory_order_release);
   control.restore_begun.store(1, std::memory_order_release);
   FutexBump(control.finished);
 }
@@ -124,7 +160,7 @@ absl::Status AwaitRestoreBegun(ControlBlock& control, const std::function<bool()
     if (cancelled()) return absl::CancelledError("the job is assigned anew");
     if (MonotonicNow() >= deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat("rank 0 did not say the step within ", absl::FormatDuration(timeout)));
+          absl::StrCat("the lead of this host did not say the step within ", absl::FormatDuration(timeout)));
     }
     FutexWait(control.finished, seen, kSlice);
   }

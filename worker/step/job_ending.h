@@ -6,8 +6,10 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "core/base/ids.h"
@@ -36,9 +38,28 @@ void TellStopped(ControlBlock& control, Rank self);
 absl::StatusOr<Ending> AwaitEnding(ControlBlock& control, absl::Span<const Rank> members,
                                    const std::function<bool()>& cancelled, absl::Duration timeout);
 
-// On the lead: shards of the next epoch will be filled with what they were at the ending's step, whose outcome and
-// those before it are told there.
-void BeginRestored(const ControlBlock& before, const Ending& ending, ControlBlock& control);
+// Of a job on several hosts: waits until ControlBlock::ended says how. Errors as AwaitEnding.
+absl::StatusOr<Ending> AwaitEnded(ControlBlock& control, const std::function<bool()>& cancelled,
+                                  absl::Duration timeout);
+
+// What the next epoch has of one that ended: its last step, and the outcomes of that and of those before it. Plain
+// bytes, which a host that was not in it gets from one that was.
+struct Bequest {
+  struct Outcome {
+    int64_t step = 0;
+    double norm = 0;
+    int64_t skipped = 0, peak = 0;  // as OutcomeWords
+  };
+  int64_t step = kNoStep;
+  Outcome outcomes[kOutcomeRing] = {};
+};
+Bequest BequestOf(const ControlBlock& before, const Ending& ending);
+std::string PackBequest(const Bequest& bequest);
+// DataLoss: these are not the bytes of one.
+absl::StatusOr<Bequest> UnpackBequest(absl::string_view bytes);
+
+// On the lead of each host: shards of the next epoch will be filled with what they were at that step.
+void BeginRestored(const Bequest& bequest, ControlBlock& control);
 // Waits until the lead has said so; then the control block's restored_step_plus_one says the step. Errors as
 // AwaitEnding.
 absl::Status AwaitRestoreBegun(ControlBlock& control, const std::function<bool()>& cancelled, absl::Duration timeout);

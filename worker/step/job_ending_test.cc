@@ -94,7 +94,7 @@ TEST(JobEndingTest, Outcomes_AreToldAtTheNextEpoch_ThatOfTheLastStepToo) {
   control->outcomes[6].norm.store(0.25);
   control->outcomes[7].step.store(kNoStep);  // its commit was under way
   ControlBlock next = {};
-  BeginRestored(*control, EndingOf(*control, EndingWord(3, false)), next);
+  BeginRestored(BequestOf(*control, EndingOf(*control, EndingWord(3, false))), next);
   EXPECT_EQ(next.restored_step_plus_one.load(), 8);
   EXPECT_EQ(next.outcomes[6].step.load(), 6);
   EXPECT_EQ(next.outcomes[6].norm.load(), 0.25);
@@ -105,8 +105,34 @@ TEST(JobEndingTest, Outcomes_AreToldAtTheNextEpoch_ThatOfTheLastStepToo) {
 
 TEST(JobEndingTest, WithoutWeights_NothingIsRestored) {
   ControlBlock control = {}, next = {};
-  BeginRestored(control, EndingOf(control, EndingWord(0, false)), next);
+  BeginRestored(BequestOf(control, EndingOf(control, EndingWord(0, false))), next);
   EXPECT_EQ(next.restored_step_plus_one.load(), 0);
+}
+
+TEST(JobEndingTest, ABequest_CrossesAsBytes_AndOtherBytesAreRefused) {
+  const auto control = ControlWith(CommandKind::kStep, 7);
+  control->outcomes[6].step.store(6);
+  control->outcomes[6].norm.store(0.25);
+  const std::string bytes = PackBequest(BequestOf(*control, EndingOf(*control, EndingWord(3, false))));
+  ASSERT_OK_AND_ASSIGN(const Bequest bequest, UnpackBequest(bytes));
+  EXPECT_EQ(bequest.step, 7);
+  EXPECT_EQ(bequest.outcomes[6].norm, 0.25);
+  EXPECT_EQ(bequest.outcomes[7].step, 7);
+  EXPECT_THAT(UnpackBequest(bytes.substr(1)), StatusIs(Code::kDataLoss, HasSubstr("bytes; expected")));
+  Bequest wrong = bequest;
+  wrong.step = -2;
+  EXPECT_THAT(UnpackBequest(PackBequest(wrong)), StatusIs(Code::kDataLoss, HasSubstr("-2")));
+}
+
+TEST(JobEndingTest, SeveralHosts_EndAsTheWordSays) {
+  const auto control = ControlWith(CommandKind::kStep, 7);
+  EXPECT_THAT(AwaitEnded(*control, Never, kShort), StatusIs(Code::kDeadlineExceeded, HasSubstr("did not agree")));
+  EXPECT_THAT(AwaitEnded(
+                  *control, [] { return true; }, kLong),
+              StatusIs(Code::kCancelled, HasSubstr("anew")));
+  control->ended.store(EndingWord(3, false));
+  ASSERT_OK_AND_ASSIGN(const Ending ending, AwaitEnded(*control, Never, kLong));
+  EXPECT_EQ(ending.step, 7);
 }
 
 // What was loaded went with the processes that had it, until all had placed it.

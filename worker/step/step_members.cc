@@ -123,7 +123,7 @@ std::string StepMembers::RemedyOf(uint64_t word) const {
     default:
       break;
   }
-  if (Lost().has_value() && view_.local.alone() && view_.plan->num_replicas() > 1) {
+  if (Lost().has_value() && view_.plan->num_replicas() > 1) {
     return "open the job again: where the others have a copy of each shard it goes on without that worker";
   }
   return kAgain;

@@ -4,9 +4,11 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
 #include "local/memory/futex.h"
+#include "worker/lead/hosts/did_not_come.h"
 
 namespace shardmesh {
 
@@ -21,14 +23,18 @@ HostLead::HostLead(StepProtocol& protocol, HostMemory& memory, StepPass& pass, c
       trace_(trace),
       transport_(groups.rounds->name()) {
   Connect(std::move(groups));
+  MutexLock lock(stopping_);
   thread_ = std::thread([this] { Loop(); });
 }
 
-HostLead::~HostLead() {
+HostLead::~HostLead() { Stop(); }
+
+void HostLead::Stop() {
   stop_.store(true);
   FutexBump(protocol_.notifier());
   Leave();
-  thread_.join();
+  MutexLock lock(stopping_);
+  if (thread_.joinable()) thread_.join();
 }
 
 void HostLead::Connect(HostGroups groups) {
@@ -71,7 +77,7 @@ bool HostLead::MeetOthers() {
                broke.ToString());
   const absl::Time until = hosts_->last_met() + options_.round_timeout;
   Disconnect();
-  absl::StatusOr<HostGroups> groups = options_.meet_again(until - MonotonicNow(), [this] { return GoesOn(); });
+  absl::StatusOr<HostGroups> groups = options_.meet_again(until - MonotonicNow(), [this] { return GoesOnApart(); });
   if (!groups.ok()) {
     LostOthers(broke, groups.status());
     return false;
@@ -96,7 +102,9 @@ void HostLead::LostOthers(const absl::Status& broke, const absl::Status& not_met
   spdlog::error("event=hosts_failed job={} rank={} error=\"{}\" then=\"{}\"", job_.name, protocol_.local().first(),
                 broke.ToString(), not_met.ToString());
   const int self = protocol_.local().first();
-  if (absl::IsFailedPrecondition(not_met)) {
+  // The first lead tells the others whom it waited for in vain: the job may go on without that one.
+  const bool lost_one = absl::StrContains(not_met.message(), kDidNotCome);
+  if (absl::IsFailedPrecondition(not_met) && !lost_one) {
     return protocol_.members().AbortFor(AbortReason::kNotMet, self, not_met.message());
   }
   int named = NamedRank(broke.message(), self);
@@ -112,11 +120,21 @@ absl::Status HostLead::GoesOn() const {
   return absl::CancelledError(absl::StrCat("rank ", protocol_.local().first(), " closed the job"));
 }
 
+absl::Status HostLead::GoesOnApart() const {
+  const int self = protocol_.local().first();
+  if (plan_.num_replicas() > 1 && protocol_.control()->ends.load() != 0) {
+    protocol_.members().Abort(AbortReason::kReformed, self, Rank(self));
+  }
+  return GoesOn();
+}
+
 // The job is over for it: it stops, or was aborted.
 void HostLead::Leave() {
   const absl::Status over = GoesOn();
+  const uint64_t abort = protocol_.control()->abort.load();
+  const bool ends = abort != 0 && ReasonOf(abort) == AbortReason::kReformed;
   MutexLock lock(mu_);
-  if (hosts_ != nullptr) hosts_->Leave(over.message());
+  if (hosts_ != nullptr) hosts_->Leave(ends ? kEndsEpoch : over.message());
 }
 
 }  // namespace shardmesh

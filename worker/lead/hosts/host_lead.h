@@ -47,6 +47,9 @@ class HostLead {
   HostLead(const HostLead&) = delete;
   HostLead& operator=(const HostLead&) = delete;
 
+  // Leaves the groups, and decides nothing more. From any thread but its own; again: no effect.
+  void Stop();
+
   const HostTraffic& traffic() const { return traffic_; }
   // How bytes cross between the hosts (ExchangeGroup::name).
   const std::string& transport() const { return transport_; }
@@ -63,6 +66,9 @@ class HostLead {
   void Leave();
   // OK, or why the job is over for this lead.
   absl::Status GoesOn() const;
+  // The same while the leads are apart: an epoch that is to end does so at once, where each host can execute what
+  // another has decided.
+  absl::Status GoesOnApart() const;
 
   StepProtocol& protocol_;
   HostMemory& memory_;
@@ -78,7 +84,8 @@ class HostLead {
   // Of the newest meeting; null: the next one is under way. Replaced by the lead's thread, with mu_.
   std::unique_ptr<SeveralHosts> hosts_;
   std::optional<Lead> lead_;  // with those hosts
-  std::thread thread_;
+  Mutex stopping_;
+  std::thread thread_ ABSL_GUARDED_BY(stopping_);
 };
 
 }  // namespace shardmesh

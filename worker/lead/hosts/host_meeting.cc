@@ -19,6 +19,7 @@
 #include "core/base/status.h"
 #include "core/base/sync.h"
 #include "local/descriptor/fd.h"
+#include "worker/lead/hosts/did_not_come.h"
 #include "worker/transport/gloo_group.h"
 #include "worker/transport/secure/secure_group.h"
 
@@ -31,7 +32,7 @@ constexpr absl::Duration kTellTime = absl::Seconds(5);  // until the first lead 
 constexpr absl::Duration kAttempt = absl::Seconds(1);   // of leads that meet again, to connect: one may die meanwhile
 constexpr char kComeKey[] = "come";
 
-std::string Missing(int rank) { return absl::StrCat("rank ", rank, " did not come to meet the others again"); }
+std::string Missing(int rank) { return absl::StrCat("rank ", rank, " ", kDidNotCome); }
 
 // The meeting place as the lead of a host sees it: in this process, or behind calls. Waits end when the meeting is
 // cancelled.

@@ -50,6 +50,11 @@ absl::Status Check(const HostProgress& says, const JobSpec& job, const Plan& pla
   if (command.bucket < -1 || command.bucket >= static_cast<int>(plan.buckets().size())) {
     return Cannot("command of bucket ", command.bucket);
   }
+  const int partials = job.pulled() ? plan.slots().num_partials() : 1;  // 0: of no command yet
+  if (command.partial < -1 || command.partial >= partials) return Cannot("command of partial sum ", command.partial);
+  if (command.first_slot < 0 || command.num_slots < 0 || command.first_slot > job.num_slots - command.num_slots) {
+    return Cannot("command of ", command.num_slots, " slots from ", command.first_slot, " on");
+  }
   if (command.parity < 0 || command.parity > 1 || command.groups < 0 || command.groups > 1) {
     return Cannot("command of parity ", command.parity, " and groups ", command.groups);
   }

@@ -76,6 +76,10 @@ HostWords ReadHostWords(const StepProtocol& protocol, const JobSpec& job, const 
   words.publish_wanted = here.publish_wanted ? 1 : 0;
   words.looks_again = control.looks_again.load() != 0 ? 1 : 0;
   words.comes_back = protocol.members().ComesBack(protocol.local().first()) ? 1 : 0;
+  words.open = protocol.committed() != protocol.decided() ? 1 : 0;
+  words.ends = control.ends.load() != 0 ? 1 : 0;
+  words.restored = here.all_restored ? 1 : 0;
+  words.restored_step_plus_one = control.restored_step_plus_one.load(std::memory_order_acquire);
   const int64_t open = words.committed + 1;
   for (int s = 0; s < job.num_writers(); ++s) {
     const SlotWords& from = control.slots[s];
@@ -120,6 +124,9 @@ absl::Status Cannot(const What&... what) {
 
 absl::Status CheckWords(const HostWords& words, const JobSpec& job, const Plan& plan) {
   if (words.committed < kNoStep || words.committed > kMaxStep) return Cannot("committed step ", words.committed);
+  if (words.restored_step_plus_one < 0 || words.restored_step_plus_one > kMaxStep + 1) {
+    return Cannot("shards of step ", words.restored_step_plus_one - 1);
+  }
   const int most = plan.bucketed() ? kMaxHostBuckets + static_cast<int>(plan.buckets().size()) : 0;
   if (words.num_buckets < 0 || words.num_buckets > most) {
     return Cannot(words.num_buckets, " words of buckets, at most ", most);
@@ -306,6 +313,13 @@ void MergeBeginning(AllHostWords words, Facts& facts) {
   for (const HostWords* host : words) {
     if (host->initial_id != facts.initial_id) facts.initial_id = 0;
     if (host->loaded_id != facts.loaded_id || host->loaded_step != facts.loaded_step) facts.loaded_id = 0;
+  }
+  // The lead of one host may say the step before another does.
+  facts.all_restored = true;
+  for (const HostWords* host : words) facts.restored = std::max(facts.restored, host->restored_step_plus_one - 1);
+  for (const HostWords* host : words) {
+    const bool filled = host->restored != 0 && host->restored_step_plus_one - 1 == facts.restored;
+    facts.all_restored = facts.all_restored && filled;
   }
 }
 

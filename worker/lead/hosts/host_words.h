@@ -72,6 +72,10 @@ struct HostFacts {
   int32_t looks_again = 0;   // 1: ControlBlock::looks_again is not 0
   int32_t num_buckets = 0;  // HostBuckets that it says
   int32_t comes_back = 0;   // 1: should its lead be killed, the next incarnation goes on
+  uint16_t open = 0;        // 1: a command is decided and not committed
+  uint16_t ends = 0;        // 1: ControlBlock::ends
+  int32_t restored = 0;     // 1: all its members have filled their shards with those of the next step
+  int64_t restored_step_plus_one = 0;  // of ControlBlock
   int64_t rates_step = 0;    // the step that the learning rates are of
   double loss_scale = 1;     // what the first slot to declare it there said
   uint64_t digests[kMaxHostRanks] = {};  // of its members, in the order of ranks, by the newest command if that asked

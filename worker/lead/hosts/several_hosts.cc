@@ -83,6 +83,7 @@ bool SeveralHosts::Exchange(const LeadState& mine) {
   if (plan_.bucketed() && (!Met(GatherBuckets(buckets)) || !CheckEach(CheckBuckets))) return false;
   int liar = 0;
   if (const absl::Status together = CheckTogether(views_, job_, liar); !together.ok()) return Refuse(liar, together);
+  if (TakeEnd()) return false;
   MirrorSlots(protocol_, views_, host, job_.num_writers());
   MirrorBuckets(protocol_, views_, host, plan_);
   TakeSettings(mine.command);
@@ -159,11 +160,16 @@ bool SeveralHosts::Refuse(int host, const absl::Status& status) {
 void SeveralHosts::Fail(const absl::Status& status) {
   if (!protocol_.members().Health().ok() || left_.load()) return;
   const int self = protocol_.local().first();
+  if (absl::IsAborted(status) && absl::StrContains(status.message(), kEndsEpoch)) {
+    return protocol_.members().Abort(AbortReason::kReformed, self, Rank(self));
+  }
   const int named = NamedRank(status.message(), self);
   spdlog::error("event=hosts_failed job={} rank={} error=\"{}\"", job_.name, self, status.ToString());
   const bool known = named >= 0 && named < plan_.num_ranks();
-  protocol_.members().Abort(known ? AbortReason::kUnreachable : AbortReason::kInternal, known ? named : self,
-                            Rank(self));
+  // Another lead that ends the groups says of whom it waited in vain.
+  const bool given_up = !known && absl::IsAborted(status) && NamedRank(status.message(), /*self=*/-1) == self;
+  protocol_.members().Abort(known || given_up ? AbortReason::kUnreachable : AbortReason::kInternal,
+                            known ? named : self, Rank(self));
 }
 
 // Not where one is late: it had its time.
@@ -191,6 +197,16 @@ bool SeveralHosts::TakeAbort() {
     return true;
   }
   return false;
+}
+
+// All leads see the same words.
+bool SeveralHosts::TakeEnd() {
+  const auto ends = [](const HostWords& words) { return words.ends != 0; };
+  const auto open = [](const HostWords& words) { return words.open != 0; };
+  if (std::none_of(words_.begin(), words_.end(), ends) || std::any_of(words_.begin(), words_.end(), open)) return false;
+  const int self = protocol_.local().first();
+  protocol_.members().Abort(AbortReason::kReformed, self, Rank(self));
+  return true;
 }
 
 void SeveralHosts::TakeSettings(const Command* running) {

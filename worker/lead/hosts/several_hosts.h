@@ -60,6 +60,8 @@ struct SeveralHostsOptions {
 
 // Why a lead ends its groups when it goes to meet the others again: they do, too.
 inline constexpr char kMeetsAgain[] = "the leads of the job's hosts meet again";
+// Why one does that has ended the epoch (ControlBlock::ends): the others were about to.
+inline constexpr char kEndsEpoch[] = "the leads of the job's hosts end the epoch";
 
 class SeveralHosts final : public LeadTransport {
  public:
@@ -107,6 +109,8 @@ class SeveralHosts final : public LeadTransport {
   void TakeSettings(const Command* running);
   // True: the job was aborted somewhere, and is so here.
   bool TakeAbort();
+  // True: the epoch is to end, no command is open on any host, and it has ended here.
+  bool TakeEnd();
   void Fail(const absl::Status& status);
   // Of a group's error: the leads meet again, or the job fails.
   void Broke(const absl::Status& status);

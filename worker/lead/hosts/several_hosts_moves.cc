@@ -76,9 +76,10 @@ void SeveralHosts::BringEarly(uint64_t part) {
          [this, words = words_, buckets](ExchangeGroup& group) { return MoveOneBucket(group, words, buckets); });
 }
 
-// Members wait for the gradient shards of a step bucket by bucket; what is summed lies here before the sum is made.
+// Members wait for the gradient shards of a step bucket by bucket; what is summed lies here before the sum is made. With
+// replicas a step that any host decides can be executed by every other, whoever dies (hosts_ending.h).
 bool SeveralHosts::MayRunAhead(const Command& command) const {
-  return command.kind != CommandKind::kReduceBucket && command.kind != CommandKind::kMerge;
+  return plan_.num_replicas() == 1 && command.kind != CommandKind::kReduceBucket && command.kind != CommandKind::kMerge;
 }
 
 void SeveralHosts::Ready(const Command& command) {
