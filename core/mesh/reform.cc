@@ -26,6 +26,34 @@ MeshSpec MeshFor(const MeshSpec& mesh, int64_t num_workers) {
   return smaller;
 }
 
+MeshSpec WithReplicas(const MeshSpec& mesh, int64_t replicas) {
+  MeshSpec fewer = mesh;
+  if (replicas < mesh.NumRanks(DimRole::kReplicate)) Resize(fewer, DimRole::kReplicate, replicas);
+  return fewer;
+}
+
+int64_t ReplicaDomains(const MeshSpec& mesh, int64_t hosts) {
+  bool shards = false;
+  for (const MeshDim& dim : mesh.dims) {
+    if (dim.size == 1) continue;
+    if (dim.role == DimRole::kReplicate && shards) return 1;  // replicas of a shard are neighbours
+    shards = shards || dim.role == DimRole::kShard;
+  }
+  const int64_t replicas = mesh.NumRanks(DimRole::kReplicate);
+  if (replicas % hosts == 0) return hosts;
+  return hosts % replicas == 0 ? replicas : 1;
+}
+
+std::vector<int64_t> HostCounts(const MeshSpec& mesh) {
+  std::vector<int64_t> counts;
+  for (int64_t count = 1; count <= mesh.NumRanks(); ++count) {
+    if (mesh.NumRanks() % count == 0) counts.push_back(count);
+  }
+  std::stable_sort(counts.begin(), counts.end(),
+                   [&](int64_t a, int64_t b) { return ReplicaDomains(mesh, a) > ReplicaDomains(mesh, b); });
+  return counts;
+}
+
 int64_t ShardOf(const MeshSpec& mesh, int64_t rank) {
   int64_t shard = 0, stride = 1;
   for (auto dim = mesh.dims.rbegin(); dim != mesh.dims.rend(); ++dim) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/mesh/mesh_spec.h"
 
@@ -15,6 +16,19 @@ namespace shardmesh {
 // whole size, and the others 1. It has no fewer ranks than `mesh` has shards, if there are so many workers.
 // REQUIRES: mesh.Validate() is OK, num_workers >= 1.
 MeshSpec MeshFor(const MeshSpec& mesh, int64_t num_workers);
+
+// The same with `replicas` of its replicas, and all its shards; dimensions as MeshFor. REQUIRES: 1 <= replicas <= the
+// mesh's.
+MeshSpec WithReplicas(const MeshSpec& mesh, int64_t replicas);
+
+// On so many hosts, with equally many ranks on each, numbered host by host: in how many groups of hosts each shard has a
+// replica of its own. A job loses no shard while it loses all groups but one. 1: one host may have all replicas of a
+// shard. REQUIRES: hosts divides the number of ranks.
+int64_t ReplicaDomains(const MeshSpec& mesh, int64_t hosts);
+
+// The numbers of hosts that a job may be placed on, the best first: those with the most ReplicaDomains, and of these the
+// fewest hosts.
+std::vector<int64_t> HostCounts(const MeshSpec& mesh);
 
 // The shard that a rank of the mesh holds, as Plan::PlaceOf (core/job/plan.h). REQUIRES: 0 <= rank < mesh.NumRanks().
 int64_t ShardOf(const MeshSpec& mesh, int64_t rank);

@@ -95,6 +95,36 @@ TEST(MeshFor, Property_LostAgain_HasRoomForEveryShardThereWas) {
   });
 }
 
+TEST(WithReplicas, KeepsTheShards) {
+  const auto with = [](const char* mesh, int64_t replicas) {
+    return WithReplicas(ParseMeshSpec(mesh).value(), replicas).ToString();
+  };
+  EXPECT_EQ(with("ddp=3,fsdp=2", 2), "ddp=2,fsdp=2");
+  EXPECT_EQ(with("ddp=2,fsdp=3,replicate=2", 3), "ddp=3,fsdp=3,replicate=1");
+  EXPECT_EQ(with("ddp=2,fsdp=3,replicate=2", 4), "ddp=2,fsdp=3,replicate=2");
+}
+
+TEST(ReplicaDomains, GroupsOfHosts_WithAReplicaOfEachShard) {
+  const auto domains = [](const std::string& mesh, int64_t hosts) {
+    return ReplicaDomains(ParseMeshSpec(mesh).value(), hosts);
+  };
+  EXPECT_EQ(domains("ddp=2,fsdp=2", 1), 1);
+  EXPECT_EQ(domains("ddp=2,fsdp=2", 2), 2);
+  EXPECT_EQ(domains("ddp=2,fsdp=2", 4), 2);
+  EXPECT_EQ(domains("ddp=4,fsdp=2", 2), 2);
+  EXPECT_EQ(domains("fsdp=2,ddp=2", 2), 1) << "each host has both replicas of a shard";
+  EXPECT_EQ(domains("fsdp=4", 2), 1);
+  EXPECT_EQ(domains("fsdp=1,ddp=2", 2), 2);
+}
+
+TEST(HostCounts, ReplicasApartFirst_ThenTheFewestHosts) {
+  const auto counts = [](const std::string& mesh) { return HostCounts(ParseMeshSpec(mesh).value()); };
+  EXPECT_EQ(counts("ddp=2,fsdp=2"), (std::vector<int64_t>{2, 4, 1}));
+  EXPECT_EQ(counts("ddp=4,fsdp=2"), (std::vector<int64_t>{4, 8, 2, 1}));
+  EXPECT_EQ(counts("fsdp=4"), (std::vector<int64_t>{1, 2, 4}));
+  EXPECT_EQ(counts("fsdp=2,ddp=2"), (std::vector<int64_t>{1, 2, 4}));
+}
+
 TEST(ShardOf, IsWhatThePlanSays) {
   for (const char* text :
        {"fsdp=3", "ddp=3", "ddp=2,fsdp=3", "fsdp=3,ddp=2", "fsdp=2,ddp=3,tp=2", "ddp=2,tp=3,replicate=2"}) {

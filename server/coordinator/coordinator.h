@@ -237,8 +237,9 @@ class Coordinator {
   static constexpr size_t kNobody = SIZE_MAX;
   // Members that have what the job had when it was READY last, each with its rank then, without the one at `lost`.
   std::vector<MemberRecord> Holders(const Job& job, size_t lost, absl::Time now) const;
-  std::vector<Candidate> Spares(const Job& job, size_t lost, const std::vector<MemberRecord>& holders,
-                                absl::Time now) const;
+  // Those, and the workers that may join them: of their host alone, or of any. `moves`: the job is to be resharded, which
+  // may take it to other hosts; one that re-forms on one host stays there.
+  Pool PoolOf(const Job& job, size_t lost, bool moves, absl::Time now) const;
   absl::StatusOr<Reformed> FormWithout(const Job& job, size_t lost, absl::Time now) const;
   // The job, READY or re-forming, goes on without a member. On an error, whose message ends a sentence, nothing
   // changed.
@@ -296,6 +297,8 @@ class Coordinator {
   // Its jobs lose it.
   void LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, absl::Time now,
                   bool died = true);
+  // Whether a loss that another host says waits until the members of the lost one's host were heard, or not.
+  bool AwaitsHost(Transaction& transaction, const MemberReport& report, const WorkerIdentity& reporter, absl::Time now);
   void ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job, const WorkerIdentity& worker,
                     absl::Time now);
   absl::Status CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "core/base/status.h"
+#include "core/mesh/reform.h"
 #include "server/coordinator/coordinator.h"
 #include "server/seats/assignment.h"
 
@@ -17,7 +18,9 @@ namespace {
 
 constexpr size_t kNamesListed = 10;
 
-Demand DemandOf(const JobDefinition& definition) { return {definition.plan().num_ranks(), definition.refusals()}; }
+Demand DemandOf(const JobDefinition& definition) {
+  return {definition.plan().num_ranks(), HostCounts(definition.spec().mesh), definition.refusals()};
+}
 
 std::string IsAnother(const JobRecord& job, int64_t uid) {
   return absl::StrCat("job ", job.name, " has uid ", job.uid, ", not ", uid,

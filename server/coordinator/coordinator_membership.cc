@@ -13,6 +13,8 @@
 namespace shardmesh {
 namespace {
 
+constexpr int kHostPatience = 2;  // part of the heartbeat time-out: workers are heard twice in it, or more often
+
 bool SamePlace(const WorkerIdentity& a, const WorkerIdentity& b) {
   return a.host_id == b.host_id && a.address == b.address && a.local_socket == b.local_socket;
 }
@@ -352,6 +354,27 @@ absl::Status Coordinator::CheckJobsKnown(const std::string& name, int64_t incarn
   return absl::OkStatus();
 }
 
+// The lead of a host speaks for it, so other hosts cannot tell whether it died alone. A member of the host that lives sees
+// the death itself, and says so at once. Those that say nothing for a while are taken to have died with it: else the job
+// would be given to them once more, and wait until they are silent for the time-out.
+bool Coordinator::AwaitsHost(Transaction& transaction, const MemberReport& report, const WorkerIdentity& reporter,
+                             absl::Time now) {
+  Job& job = state_.jobs.at(report.job);
+  const std::string host = job.record.members[report.lost_rank].worker.host_id;
+  if (host == reporter.host_id) return false;
+  if (job.in_doubt.epoch != job.record.epoch) job.in_doubt = {job.record.epoch, {}};
+  const absl::Time since = job.in_doubt.since.emplace(host, now).first->second;
+  const WorkerIdentity& lost = job.record.members[report.lost_rank].worker;
+  std::vector<std::string> unheard;
+  for (const auto& [name, worker] : state_.workers) {
+    if (worker.record.identity.host_id != host || SameIncarnation(worker.record.identity, lost)) continue;
+    if (IsThere(worker, now) && worker.last_heartbeat < since) unheard.push_back(name);
+  }
+  if (!unheard.empty() && now - since < options_.heartbeat_timeout / kHostPatience) return true;
+  for (const std::string& name : unheard) transaction.MutableWorker(name).doubted = true;
+  return false;
+}
+
 // Who is lost by what a peer says may still be heard of, until it is silent for the time-out. It gets no new jobs
 // until it is heard again: a dead one would have this one assigned to it once more.
 void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job,
@@ -366,6 +389,7 @@ void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& rep
     transaction.MutableJob(report.job).record.excluded.push_back(incarnation);
     return LoseMember(transaction, report.job, report.rank, cause, now);
   }
+  if (AwaitsHost(transaction, report, worker, now)) return;  // it is said again with the next heartbeat
   const MemberRecord lost = members[report.lost_rank];
   const bool prepared = job.record.state == JobState::kPreparing;
   LoseMember(transaction, report.job, report.lost_rank, cause, now);
@@ -451,11 +475,12 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
       const Told& told = state_.places.ToldOf(state_.jobs, job);
       assignments.push_back({job.definition, record.epoch, place.index, told.peers, OriginOf(job)});
     } else if (place.kind == Place::kOther) {
+      const Told& told = state_.places.ToldOf(state_.jobs, job);
       assignments.push_back({job.definition,
                              record.from_epoch,
                              record.others[place.index].was,
-                             {},
-                             {record.from_epoch, record.from_mesh, {}, {}}});
+                             told.peers,
+                             {record.from_epoch, record.from_mesh, told.was, record.others}});
     } else {
       assignments.push_back(StagedAt(place));
     }

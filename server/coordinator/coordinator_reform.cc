@@ -83,26 +83,34 @@ std::vector<MemberRecord> Coordinator::Holders(const Job& job, size_t lost, absl
   return holders;
 }
 
-std::vector<Candidate> Coordinator::Spares(const Job& job, size_t lost, const std::vector<MemberRecord>& holders,
-                                           absl::Time now) const {
+Pool Coordinator::PoolOf(const Job& job, size_t lost, bool moves, absl::Time now) const {
   const SharedList<MemberRecord>& members = job.record.members;
-  std::vector<Candidate> spares = Candidates(job.record, now);
+  const std::string& host = members[0].worker.host_id;
+  Pool pool{Holders(job, lost, now), Candidates(job.record, now), true, false};
+  for (const MemberRecord& member : AllHolders(job.record)) {
+    pool.on_several = pool.on_several || member.worker.host_id != host;
+  }
+  for (const MemberRecord& holder : pool.holders) {
+    const Worker* worker = WorkerOf(holder);
+    const bool spans = worker != nullptr && worker->traits.has_value() && worker->traits->spans_hosts;
+    pool.spans_hosts = pool.spans_hosts && (spans || pool.on_several);
+  }
+  const bool anywhere = pool.on_several || (moves && pool.spans_hosts);
   const auto unfit = [&](const Candidate& spare) {
-    return spare.worker->host_id != members[0].worker.host_id || spare.traits.has_device ||
+    return (spare.worker->host_id != host && !(anywhere && spare.traits.spans_hosts)) || spare.traits.has_device ||
            (lost != kNobody && SameIncarnation(members[lost].worker, *spare.worker)) ||
-           absl::c_any_of(holders,
+           absl::c_any_of(pool.holders,
                           [&](const MemberRecord& holder) { return SameIncarnation(holder.worker, *spare.worker); });
   };
-  spares.erase(std::remove_if(spares.begin(), spares.end(), unfit), spares.end());
-  return spares;
+  pool.spares.erase(std::remove_if(pool.spares.begin(), pool.spares.end(), unfit), pool.spares.end());
+  return pool;
 }
 
 absl::StatusOr<Reformed> Coordinator::FormWithout(const Job& job, size_t lost, absl::Time now) const {
   RETURN_IF_ERROR(CheckSupportedNow(job, Feature::kReform));
   ASSIGN_OR_RETURN(const MeshSpec from, FromMesh(job));
   ASSIGN_OR_RETURN(const MeshSpec wanted, WantedMesh(job));
-  const std::vector<MemberRecord> holders = Holders(job, lost, now);
-  return Reform(wanted, from, holders, Spares(job, lost, holders, now));
+  return Reform(wanted, from, PoolOf(job, lost, /*moves=*/false, now));
 }
 
 absl::Status Coordinator::ReformJob(Transaction& transaction, const std::string& name, size_t lost,

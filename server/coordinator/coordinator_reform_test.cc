@@ -43,6 +43,91 @@ TEST_F(ReformTest, SilentMember_GoesOnWithASmallerMesh) {
   EXPECT_THAT(Beat("b"), IsEmpty()) << "heard again, and no member any more";
 }
 
+// Ranks a b on h1, c d on h2; e f of h3 are free.
+class ReformOnHostsTest : public ReformTest {
+ protected:
+  void MakeReadyOnHosts() {
+    ASSERT_NO_FATAL_FAILURE(JoinHost("h1", {"a", "b"}));
+    ASSERT_NO_FATAL_FAILURE(JoinHost("h2", {"c", "d"}));
+    ASSERT_OK(c_->CreateJob(SmallMeshJob("j", kMesh), now_));
+    ASSERT_EQ(Members(), (Names{"a", "b", "c", "d"}));
+    ReportReady(7);
+    ASSERT_EQ(View("j").state, JobState::kReady);
+    c_->TakeEvents();
+  }
+  void JoinHost(const std::string& host, const Names& workers) {
+    traits_.spans_hosts = true;
+    for (const std::string& worker : workers) ASSERT_OK(c_->Join(SmallWorker(worker, 1, host), now_, traits_));
+  }
+};
+
+TEST_F(ReformOnHostsTest, LossOfAHost_TheOtherGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  Silence({"c", "d"});
+  EXPECT_EQ(Members(), (Names{"c", "d"}));
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=1,fsdp=2");
+  ReportReady();
+  ExpectReady(View("j").epoch);
+}
+
+TEST_F(ReformOnHostsTest, LossOfAHost_AFreeOneTakesItsPlace) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  ASSERT_NO_FATAL_FAILURE(JoinHost("h3", {"e", "f"}));
+  Silence({"c", "d", "e", "f"});
+  EXPECT_EQ(Members(), (Names{"c", "d", "e", "f"}));
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), kMesh);
+  ReportReady();
+  ExpectReady(View("j").epoch);
+}
+
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_ItsMembersAreHeardFirst) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  now_ += absl::Milliseconds(10);
+  const MemberReport lost = Failed("a", 2);
+  Beat("a", {lost});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  Beat("d");
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "d"})) << "d lives";
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=2,fsdp=1");
+}
+
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_WhoIsNotHeardDiedWithIt) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const MemberReport lost = Failed("a", 2);
+  now_ += absl::Milliseconds(10);
+  Beat("a", {lost});
+  now_ += options_.heartbeat_timeout / 2;
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "b"}));
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=1,fsdp=2");
+  ReportReady();
+  ExpectReady(2);
+}
+
+// Each says it of the other as often as it is heard.
+TEST_F(ReformOnHostsTest, TwoHostsThatDoNotHearEachOther_OneGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const MemberReport from_a = Failed("a", 2), from_c = Failed("c", 0);
+  for (int beat = 0; beat < 20 && View("j").state == JobState::kReady; ++beat) {
+    now_ += absl::Milliseconds(100);
+    Beat("a", {from_a});
+    if (View("j").state == JobState::kReady) Beat("c", {from_c});
+  }
+  EXPECT_EQ(View("j").state, JobState::kPreparing);
+}
+
+TEST_F(ReformOnHostsTest, LossOfAMember_ItsHostKeepsOne) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  Silence({"a", "c", "d"});
+  ExpectReforms(2, {"a", "c"}, {0, 2}, "ddp=2,fsdp=1");
+  const Assignment other = Told("d");
+  EXPECT_EQ(other.epoch, 1) << "it has shard 1, which no member has";
+  ASSERT_OK(c_->Leave("d", 1, now_));
+  ExpectFailed("worker d (pid 71), which was to leave, left", "shard 1 has no other copy");
+}
+
 TEST_F(ReformTest, TheJobIsTheOneThatWasCreated) {
   ASSERT_NO_FATAL_FAILURE(MakeReady());
   ASSERT_OK(c_->Leave("b", 1, now_));

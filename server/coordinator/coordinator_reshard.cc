@@ -71,8 +71,7 @@ absl::Status Coordinator::Reshard(const std::string& name, const MeshSpec& mesh,
     return Commit(transaction);
   }
   RETURN_IF_ERROR(CheckReshards(there, mesh, now));
-  const std::vector<MemberRecord> holders = Holders(there, kNobody, now);
-  absl::StatusOr<Reformed> formed = FormOn(mesh, holders, Spares(there, kNobody, holders, now));
+  absl::StatusOr<Reformed> formed = FormOn(mesh, PoolOf(there, kNobody, /*moves=*/true, now));
   const bool unheard = absl::c_any_of(state_.workers, [](const auto& named) {
     return named.second.record.state == WorkerState::kAlive && !named.second.traits.has_value();
   });

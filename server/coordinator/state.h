@@ -51,6 +51,12 @@ class ReadyRanks {
   std::vector<bool> ready_;
 };
 
+// Since when other hosts say that a host's lead is gone, at an epoch. Two hosts may say it of each other.
+struct HostsInDoubt {
+  int64_t epoch = 0;
+  std::map<std::string, absl::Time> since;  // by host
+};
+
 struct Job {
   JobRecord record;
   std::shared_ptr<const JobDefinition> defined;     // as it was given
@@ -60,6 +66,7 @@ struct Job {
   ReadyRanks ready;  // while it is PREPARING; but for the last one changed without a transaction
   std::optional<Behind> behind;  // of the newest incarnation of rank 0 that reports fewer steps than committed_step
   int lost_members = 0;                  // that died since its last step or, without one, its making
+  HostsInDoubt in_doubt;                 // changed without a transaction
   bool awaits_incarnation = false;       // it re-forms, and the only holder of a shard is to come back
   std::shared_ptr<const NextMesh> next;  // a coordinator that restarts knows nothing of it: then it is given up
   std::string reshard_error;             // why the newest attempt to bring it to another mesh was given up

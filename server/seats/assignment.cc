@@ -90,6 +90,15 @@ std::string TakeMembers(const Demand& demand, const Fleet& fleet, bool on_device
   return "";
 }
 
+std::vector<int64_t> HostCountsOf(const Demand& demand) {
+  if (!demand.host_counts.empty()) return demand.host_counts;
+  std::vector<int64_t> counts;
+  for (int64_t count = 1; count <= demand.num_ranks; ++count) {
+    if (demand.num_ranks % count == 0) counts.push_back(count);
+  }
+  return counts;
+}
+
 }  // namespace
 
 Choice ChooseMembers(const Demand& demand, std::vector<Candidate> candidates) {
@@ -111,9 +120,8 @@ Choice ChooseMembers(const Demand& demand, std::vector<Candidate> candidates) {
     if (!passed_over) fleet.hosts[kind].push_back(candidate);
   }
   std::string refusal;
-  for (int64_t num_hosts = 1; num_hosts <= demand.num_ranks; ++num_hosts) {
-    if (demand.num_ranks % num_hosts != 0) continue;
-    for (const bool on_devices : {true, false}) {
+  for (const bool on_devices : {true, false}) {
+    for (const int64_t num_hosts : HostCountsOf(demand)) {
       std::string only = TakeMembers(demand, fleet, on_devices, num_hosts, choice);
       if (!choice.members.empty()) return choice;
       if (refusal.empty() && !(on_devices && choice.passed_over > 0)) refusal = std::move(only);

@@ -1,11 +1,12 @@
 // Which workers become a job's members. Pure, thread-safe.
 //
-// A job needs one worker for each rank of its mesh, all of one host where one has so many: the step's single pass reads
-// and writes memory that its members share, which is a CUDA device's for all of them or for none. Else the ranks are
-// divided evenly among as few hosts as will do, of workers that say that others reach them. A worker may
-// serve many jobs. Workers on CUDA devices come before those on processors. Among hosts with enough workers those win
-// whose chosen workers serve the fewest jobs (then by host_id), and on each the workers that serve the fewest jobs
-// (then by name); ranks in that order, host by host.
+// A job needs one worker for each rank of its mesh, equally many on each of some hosts, and all of them on CUDA devices
+// or none. Replicas come on different hosts where there are such hosts, so that the loss of one loses no shard; else the
+// job comes on as few hosts as will do, since members of one host share memory (HostCounts, core/mesh/reform.h). Several
+// hosts are asked together only of workers that say that others reach them. A worker may serve many jobs. Workers on
+// CUDA devices come before those on processors. Among hosts with enough workers those win whose chosen workers serve the
+// fewest jobs (then by host_id), and on each the workers that serve the fewest jobs (then by name); ranks in that order,
+// host by host.
 //
 // A job is never placed where the table of support refuses it (core/job/support.h): it waits for workers elsewhere. To
 // refuse it instead would make the answer of CreateJob depend on which workers have joined so far, and jobs are made
@@ -31,6 +32,8 @@ struct Candidate {
 // What a job asks of its members.
 struct Demand {
   int64_t num_ranks = 1;  // REQUIRES: >= 1
+  // The numbers of hosts to try, the best first; each divides num_ranks. Empty: the fewest first.
+  std::vector<int64_t> host_counts = {};
   // By TopologyKind: why it cannot be there, and what would work; empty: it can.
   std::array<std::string, kNumTopologyKinds> refused = {};
 

@@ -74,6 +74,19 @@ TEST(ChooseMembers, NoHostHasEnough_EquallyManyOnAsFewAsWillDo) {
   EXPECT_THAT(fleet.Choose(5), IsEmpty());  // 5 hosts with one each
 }
 
+TEST(ChooseMembers, HostCounts_AreTriedInTheirOrder) {
+  Demand demand = Ranks(4);
+  demand.host_counts = {2, 4, 1};  // of ddp=2,fsdp=2
+  Fleet fleet;
+  fleet.Add("a", 4, true);
+  EXPECT_THAT(fleet.Choose(demand), ElementsAre("a0", "a1", "a2", "a3"));
+  fleet.Add("b", 2, true, /*num_jobs=*/9);
+  EXPECT_THAT(fleet.Choose(demand), ElementsAre("a0", "a1", "b0", "b1"));
+  fleet.AddOnDevices("c", 4);
+  fleet.AddOnDevices("d", 2);
+  EXPECT_THAT(fleet.Choose(demand), ElementsAre("c-gpu0", "c-gpu1", "c-gpu2", "c-gpu3")) << "devices, before all else";
+}
+
 TEST(ChooseMembers, WorkersThatOthersDoNotReach_StayOnOneHost) {
   Fleet fleet;
   fleet.Add("a", 2, true);

@@ -270,7 +270,8 @@ grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerCont
     });
     RETURN_IF_ERROR(TellNext(*context, assignments.status()));
     for (const Assignment& assignment : *assignments) {
-      const bool known = std::any_of(q.jobs().begin(), q.jobs().end(), [&](const v1::MemberStatus& status) {
+      const bool leaves = assignment.from.epoch == assignment.epoch;  // it is told with whom it ends the epoch
+      const bool known = !leaves && std::any_of(q.jobs().begin(), q.jobs().end(), [&](const v1::MemberStatus& status) {
         return status.job() == assignment.definition->spec().name && status.epoch() == assignment.epoch;
       });
       *r->add_assignments() = ToProto(assignment, known);

@@ -52,7 +52,7 @@ class CoordinatorTest : public ::testing::Test {
   }
   std::vector<Assignment> Beat(const std::string& name, const std::vector<MemberReport>& reports = {},
                                int64_t incarnation = 1) {
-    auto assignments = c_->Heartbeat(name, incarnation, reports, now_);
+    auto assignments = c_->Heartbeat(name, incarnation, reports, now_, traits_);
     EXPECT_OK(assignments);
     return assignments.ok() ? *assignments : std::vector<Assignment>();
   }
@@ -71,6 +71,7 @@ class CoordinatorTest : public ::testing::Test {
   }
 
   CoordinatorOptions options_;
+  WorkerTraits traits_;  // that all workers say they have
   SharedStore::Shared shared_;
   absl::Time now_ = absl::FromUnixSeconds(1'000'000);
   std::unique_ptr<Coordinator> c_;
