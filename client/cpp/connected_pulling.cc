@@ -13,6 +13,7 @@
 namespace shardmesh {
 namespace {
 constexpr absl::Duration kAway = absl::Milliseconds(5);
+constexpr absl::Duration kFrees = absl::Seconds(2);  // for a worker to see that a trainer is gone
 // Until it is seen that a connection broke; of a worker that comes back, since then the call can go on.
 constexpr absl::Duration kBreaks = absl::Milliseconds(100), kBreaksOfRetained = absl::Seconds(1);
 }  // namespace
@@ -59,11 +60,16 @@ absl::Status ConnectedPulling::TakeSeat(absl::Duration timeout) {
   return absl::OkStatus();
 }
 
-// A worker whose memory is retained comes back.
+// A worker whose memory is retained comes back, within the time after which it counts as gone: then the job is at a
+// later epoch, or will be, on other workers.
 absl::Status ConnectedPulling::TakeSeatAgain(absl::Time deadline) {
   const bool retained = job_->members()[rank_.value()].kept();
-  return CallAgain(retained, deadline - MonotonicNow(),
-                   [&] { return TakeSeat(std::max(deadline - MonotonicNow(), kAway)); });
+  const absl::Time until = std::min(deadline, MonotonicNow() + job_->peer_timeout());
+  // It may have to free this trainer's old seat first.
+  const auto of_call = [&] {
+    return std::clamp(deadline - MonotonicNow(), kAway, std::max(until - MonotonicNow(), kFrees));
+  };
+  return CallAgain(retained, until - MonotonicNow(), [&] { return TakeSeat(of_call()); });
 }
 
 void ConnectedPulling::Leave() {
