@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "client/cli/base/connection.h"
 #include "client/cli/base/table.h"
+#include "client/cli/plan/hosts_of_job.h"
 #include "client/cli/plan/plan_file.h"
 #include "core/base/status.h"
 #include "proto/convert.h"
@@ -151,7 +152,13 @@ absl::StatusOr<std::string> PlanOf(Client& client, const Flags& flags) {
                                                       description.plan_hash(),
                                                       "; run one build of shardmesh everywhere"));
   }
-  return flags.connection.json ? JsonLine(PlanToJson(job, plan)) : DrawPlan(job, plan);
+  const std::vector<HostOfJob> hosts = HostsOfJob(description.members());
+  if (flags.connection.json) {
+    Json json = PlanToJson(job, plan);
+    json["hosts"] = HostsToJson(hosts);
+    return JsonLine(json);
+  }
+  return absl::StrCat(DrawPlan(job, plan), hosts.empty() ? "" : "\n", DrawHosts(hosts));
 }
 
 }  // namespace
@@ -238,6 +245,7 @@ void AddPlanCommand(CLI::App& app, CommandResult& result) {
       ->needs(rank);
   AddConnectionOptions(*command, flags->connection);
   command->footer(
+      "Of a job that has members it also shows which hosts they are on, and whether the job survives the loss of one.\n"
       "Copies are of elements that a parameter has, but between equal block granules of whole blocks, with their\n"
       "padding.\n"
       "In the picture a letter is the parameter that has most of the column's elements, \".\" is padding alone.\n"
