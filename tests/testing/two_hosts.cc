@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "core/base/status.h"
 
@@ -44,14 +45,15 @@ absl::StatusOr<std::unique_ptr<Process>> StartOn(const std::string& host, std::v
   return Process::Start({std::move(command), log_file});
 }
 
-absl::Status MakeCertificate(const TempFolder& folder, const std::string& name) {
+absl::Status MakeCertificate(const TempFolder& folder, const std::string& name,
+                             const std::vector<std::string>& addresses) {
   const auto file = [&](const std::string& suffix) { return folder.File(name + suffix); };
   const std::string key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
   RETURN_IF_ERROR(RunLine(absl::StrCat("openssl req -x509 ", key, " -days 2 -subj /CN=authority -keyout ",
                                        file("-ca.key"), " -out ", file("-ca.pem"))));
   RETURN_IF_ERROR(RunLine(
       absl::StrCat("openssl req ", key, " -subj /CN=", name, " -keyout ", file(".key"), " -out ", file(".csr"))));
-  std::ofstream(file(".ext")) << "subjectAltName=IP:" << kAddressA << ",IP:" << kAddressB << "\n";
+  std::ofstream(file(".ext")) << "subjectAltName=IP:" << absl::StrJoin(addresses, ",IP:") << "\n";
   RETURN_IF_ERROR(
       RunLine(absl::StrCat("openssl x509 -req -days 2 -in ", file(".csr"), " -CA ", file("-ca.pem"), " -CAkey ",
                            file("-ca.key"), " -CAcreateserial -extfile ", file(".ext"), " -out ", file(".pem"))));

@@ -35,9 +35,10 @@ class TwoHosts {
 absl::StatusOr<std::unique_ptr<Process>> StartOn(const std::string& host, std::vector<std::string> command,
                                                  const std::string& log_file);
 
-// NAME.pem, NAME.key and NAME.ca in the folder: good for both hosts' addresses. Every name is signed by an authority of
+// NAME.pem, NAME.key and NAME.ca in the folder: good for these addresses. Every name is signed by an authority of
 // its own; what all of them trust is that of "good".
-absl::Status MakeCertificate(const TempFolder& folder, const std::string& name);
+absl::Status MakeCertificate(const TempFolder& folder, const std::string& name,
+                             const std::vector<std::string>& addresses = {kAddressA, kAddressB});
 // A server's flags, with the certificate "good".
 std::vector<std::string> TlsFlags(const TempFolder& folder);
 
