@@ -16,6 +16,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/checkpoint/reshard.h"
+#include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "core/mesh/mesh_spec.h"
@@ -264,7 +266,67 @@ TEST_P(MeshInvariance, KilledWorkers_LearnTheReferencesBits) {
   EXPECT_EQ(learnt, testing::ReferenceOf(spec, combination.steps));
 }
 
+// On two hosts: the first lead is killed and comes back; the second host is lost for good, and the job goes on with the
+// first; then that host is there again, and the job is brought to a mesh on both.
+absl::StatusOr<Learnt> TrainThroughHosts(Cluster& cluster, const JobSpec& spec, int64_t steps, bool attached) {
+  constexpr absl::Duration kLong = absl::Seconds(30);
+  ASSIGN_OR_RETURN(Client client, cluster.Connect());
+  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, client.CreateJob(spec));
+  RETURN_IF_ERROR(testing::Initialize(*job));
+  const auto train = [&](int64_t last) -> absl::Status {
+    ASSIGN_OR_RETURN(job, client.OpenJob(spec.name));
+    return testing::TrainOver(client, job, [&](Job& now) -> absl::Status {
+      const std::vector<Slot> slots = {Slot(0), Slot(1), Slot(2)};
+      ASSIGN_OR_RETURN(const auto session, attached ? now.Attach(slots) : now.Connect(slots));
+      RETURN_IF_ERROR(session->AwaitWeights(kLong));
+      return testing::TrainTo(*session, last, kLong);
+    });
+  };
+  const auto kill_worker = [&](int worker) {
+    const pid_t pid = cluster.PidOf(cluster.RetainedName(worker));
+    if (pid > 0) kill(pid, SIGKILL);
+  };
+  RETURN_IF_ERROR(train(steps / 5));
+  kill_worker(0);
+  RETURN_IF_ERROR(train(steps * 2 / 5));
+  cluster.node(1).Kill9();
+  for (const int worker : {2, 3}) kill_worker(worker);
+  RETURN_IF_ERROR(train(steps * 3 / 5));
+  ASSIGN_OR_RETURN(job, client.OpenJob(spec.name));
+  if (job->members().size() != 2) return absl::InternalError("the job did not lose its second host");
+  RETURN_IF_ERROR(cluster.StartNode(1));
+  const absl::Time deadline = MonotonicNow() + kLong;
+  ReshardOptions options;
+  options.timeout = kLong;
+  absl::Status moved;
+  do {
+    moved = ReshardJob(client, spec.name, ParseMeshSpec("fsdp=4").value(), options).status();
+    testing::Pause(absl::Milliseconds(20));
+  } while (!moved.ok() && MonotonicNow() < deadline);
+  RETURN_IF_ERROR(moved);
+  RETURN_IF_ERROR(train(steps));
+  ASSIGN_OR_RETURN(job, client.OpenJob(spec.name));
+  return testing::Learn(*job, steps);
+}
+
+class HostsInvariance : public ::testing::TestWithParam<int> {};
+
+TEST_P(HostsInvariance, RestartReformAndReshard_LearnTheReferencesBits) {
+  const Combination& combination = kCombinations[GetParam()];
+  JobSpec spec = JobOf(combination, "job");
+  spec.mesh = ParseMeshSpec("ddp=2,fsdp=2").value();
+  SCOPED_TRACE(Describe(combination));
+  ASSERT_OK_AND_ASSIGN(
+      const auto cluster,
+      Cluster::Start({.workers = 4, .hosts = 2, .heartbeat_timeout = absl::Seconds(1), .retained = true}));
+  const bool attached = GetParam() % 2 == 0;
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, TrainThroughHosts(*cluster, spec, combination.steps, attached));
+  EXPECT_EQ(learnt, testing::ReferenceOf(spec, combination.steps));
+}
+
 INSTANTIATE_TEST_SUITE_P(Combinations, MeshInvariance, ::testing::Range(0, kNumCombinations));
+// Every format and optimizer once.
+INSTANTIATE_TEST_SUITE_P(Combinations, HostsInvariance, ::testing::Range(0, 13));
 
 // The comparisons above see one combination for another, and a difference of one bit in one slot's gradients.
 TEST(MeshInvarianceSees, OtherCombinations) {
