@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
@@ -99,26 +100,46 @@ absl::Status TrainStep(Session& session, const TrainerFlags& flags, const Datase
   return absl::OkStatus();
 }
 
-absl::Status Train(const TrainerFlags& flags) {
+// Until the last step is committed, or the job's epoch ends. `first`: the step at which this trainer began.
+absl::Status TrainAtEpoch(Job& job, const TrainerFlags& flags, const Dataset& data, std::optional<int64_t>& first) {
   ASSIGN_OR_RETURN(const std::vector<Slot> slots, ParseSlots(flags.my_slots));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, flags.remote ? job.Connect(slots) : job.Attach(slots));
+  RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(flags.job.timeout)));
+  ASSIGN_OR_RETURN(const Views views, ViewsOf(*session, flags.prefix));
+  if (!first.has_value()) first = session->committed_step().value();
+  while (session->committed_step().value() < flags.job.steps) {
+    RETURN_IF_ERROR(TrainStep(*session, flags, data, views));
+  }
+  return absl::OkStatus();
+}
+
+// Whether the job may go on at a later epoch, without a worker that it lost or on another mesh.
+bool IsOver(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsNotFound(status);
+}
+
+absl::Status Train(const TrainerFlags& flags) {
   ASSIGN_OR_RETURN(const Dataset data, Dataset::Load(flags.job.data));
   ClientOptions options;
   options.tls = flags.job.tls;
   options.ready_timeout = absl::Seconds(flags.job.timeout);
   ASSIGN_OR_RETURN(Client client, Client::Connect(flags.job.coordinator, options));
-  ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, FindJob(client, flags));
+  ASSIGN_OR_RETURN(std::shared_ptr<Job> job, FindJob(client, flags));
   RETURN_IF_ERROR(CheckFlags(flags, job->spec()));
   if (flags.create) RETURN_IF_ERROR(Initialize(*job, flags.job, flags.prefix));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, flags.remote ? job->Connect(slots) : job->Attach(slots));
-  RETURN_IF_ERROR(session->AwaitWeights(absl::Seconds(flags.job.timeout)));
-  ASSIGN_OR_RETURN(const Views views, ViewsOf(*session, flags.prefix));
   const absl::Time start = MonotonicNow();
-  const int64_t first = session->committed_step().value();
-  while (session->committed_step().value() < flags.job.steps) {
-    RETURN_IF_ERROR(TrainStep(*session, flags, data, views));
+  std::optional<int64_t> first;
+  while (true) {
+    const absl::Status status = TrainAtEpoch(*job, flags, data, first);
+    if (status.ok()) break;
+    if (!IsOver(status)) return status;
+    absl::StatusOr<std::shared_ptr<Job>> next = client.Reopen(*job);
+    if (!next.ok()) return Annotate(next.status(), status.message());
+    job = *std::move(next);
+    Print({{"event", "reopened"}, {"epoch", job->epoch().value()}, {"mesh", job->spec().mesh.ToString()}});
   }
   const double seconds = absl::ToDoubleSeconds(MonotonicNow() - start);
-  const int64_t made = std::max<int64_t>(0, flags.job.steps - first);
+  const int64_t made = std::max<int64_t>(0, flags.job.steps - *first);
   Print({{"event", "done"},
          {"steps", flags.job.steps},
          {"seconds", seconds},
