@@ -37,7 +37,14 @@ absl::Status TwoHosts::Create() {
 }
 
 absl::Status TwoHosts::CutLink() { return RunLine(absl::StrCat("ip -n ", a_, " link set veth0 down")); }
-absl::Status TwoHosts::JoinLink() { return RunLine(absl::StrCat("ip -n ", a_, " link set veth0 up")); }
+absl::Status TwoHosts::JoinLink() {
+  RETURN_IF_ERROR(RunLine(absl::StrCat("ip -n ", a_, " link set veth0 up")));
+  // Who was not found while the link was cut is looked for again at once, where connections would be refused for a while.
+  for (const std::string& host : {a_, b_}) {
+    RETURN_IF_ERROR(RunLine(absl::StrCat("ip -n ", host, " neigh flush dev veth0")));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<Process>> StartOn(const std::string& host, std::vector<std::string> command,
                                                  const std::string& log_file) {
