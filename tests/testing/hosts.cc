@@ -16,6 +16,8 @@ namespace {
 
 constexpr char kNet[] = "10.213.79.";
 constexpr int kFirst = 11;
+// Not on the PATH of a test.
+constexpr char kTc[] = "/usr/sbin/tc", kTables[] = "/usr/sbin/iptables";
 constexpr int kNames = 100'000;  // names of interfaces have at most 15 characters
 
 // Words are separated by single blanks.
@@ -66,7 +68,7 @@ absl::Status Hosts::Cut(int host) {
 }
 
 absl::Status Hosts::Drop(int host, const std::string& rule) {
-  const std::string tables = absl::StrCat("ip netns exec ", names_[host], " iptables ");
+  const std::string tables = absl::StrCat("ip netns exec ", names_[host], " ", kTables, " ");
   undo_.push_back(absl::StrCat(tables, "-D ", rule, " -j DROP"));
   return RunLine(absl::StrCat(tables, "-A ", rule, " -j DROP"));
 }
@@ -81,7 +83,8 @@ absl::Status Hosts::Lose(int host, int percent) {
 }
 
 absl::Status Hosts::Slow(int host, int kilobytes) {
-  const std::string inside = absl::StrCat("ip netns exec ", names_[host], " tc qdisc "), outside = "tc qdisc ";
+  const std::string outside = absl::StrCat(kTc, " qdisc ");
+  const std::string inside = absl::StrCat("ip netns exec ", names_[host], " ", outside);
   const std::string rate = absl::StrCat(" root tbf rate ", 8 * kilobytes, "kbit burst 32kb latency 50ms");
   undo_.push_back(absl::StrCat(inside, "del dev veth0 root"));
   RETURN_IF_ERROR(RunLine(absl::StrCat(inside, "replace dev veth0", rate)));
