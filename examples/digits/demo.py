@@ -101,10 +101,12 @@ class Cluster:
             raise Failure(f"{path} is missing; build it with ./demo")
         return str(path)
 
-    def spawn(self, name, *arguments, log, **options):
+    def spawn(self, name, *arguments, log, prefix=(), **options):
+        """prefix: words of the command before the program."""
         path = self.folder / f"{log}.log"
+        command = [*prefix, self.program(name), *map(str, arguments)]
         with open(path, "a", encoding="utf-8") as stderr:
-            process = subprocess.Popen([self.program(name), *map(str, arguments)], text=True, stderr=stderr, **options)
+            process = subprocess.Popen(command, text=True, stderr=stderr, **options)
         self.processes.append(process)
         self.logs[process.pid] = path
         return process
@@ -310,30 +312,23 @@ def report(console, results, flags):
     console.print("one digest on every mesh, no step lost")
 
 
-def main():
-    flags = parse_arguments()
+def terminal():
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)
+    return console if console.is_terminal else Console(width=120)
+
+
+def bars(console):
+    return Progress(TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+                    TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console)
+
+
+def run(flags, console, body):
+    """body(folder): the demo, with its files in a new folder, which stays where it fails. Returns the exit code."""
     if flags.keep_logs:
         os.makedirs(flags.keep_logs, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="shardmesh-demo-", dir=flags.keep_logs)
-    cluster = Cluster(flags.bin_dir, folder)
-    two_trainers = [("0,1", "_orig_mod."), ("2,3", "")]
     try:
-        cluster.start_coordinator()
-        cluster.start_workers()
-        console.print(f"coordinator at {cluster.address}, {WORKERS} workers; {flags.steps} steps of {SLOTS} slots, bf16_sr weights, AdamW")
-        with Progress(TextColumn("{task.description:32}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-                      TimeElapsedColumn(), TextColumn("{task.fields[note]}"), console=console) as progress:
-            disturbed, saved = disturbed_run(cluster, flags, progress, console)
-            results = [disturbed,
-                       plain_run(cluster, flags, progress, "1 worker, remote Push/Pull", "digits-1", "fsdp=1",
-                                 [("0,1,2,3", "")], remote=True),
-                       plain_run(cluster, flags, progress, "4x1, 2 attached trainers", "digits-4x1", "ddp=4,fsdp=1", two_trainers),
-                       plain_run(cluster, flags, progress, "2x2 again, undisturbed", "digits-2x2", "ddp=2,fsdp=2", two_trainers),
-                       restored_run(cluster, flags, progress, saved)]
-        report(console, results, flags)
+        body(folder)
     except BaseException as error:
         flags.keep_logs = folder
         console.print(f"logs are in {folder}")
@@ -342,10 +337,38 @@ def main():
         console.print(f"demo failed: {error}", style="bold red", markup=False)
         return 1
     finally:
-        cluster.stop()
         if not flags.keep_logs:
             shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def all_runs(cluster, flags, console):
+    two_trainers = [("0,1", "_orig_mod."), ("2,3", "")]
+    cluster.start_coordinator()
+    cluster.start_workers()
+    console.print(f"coordinator at {cluster.address}, {WORKERS} workers; {flags.steps} steps of {SLOTS} slots, bf16_sr weights, AdamW")
+    with bars(console) as progress:
+        disturbed, saved = disturbed_run(cluster, flags, progress, console)
+        results = [disturbed,
+                   plain_run(cluster, flags, progress, "1 worker, remote Push/Pull", "digits-1", "fsdp=1",
+                             [("0,1,2,3", "")], remote=True),
+                   plain_run(cluster, flags, progress, "4x1, 2 attached trainers", "digits-4x1", "ddp=4,fsdp=1", two_trainers),
+                   plain_run(cluster, flags, progress, "2x2 again, undisturbed", "digits-2x2", "ddp=2,fsdp=2", two_trainers),
+                   restored_run(cluster, flags, progress, saved)]
+    report(console, results, flags)
+
+
+def main():
+    flags, console = parse_arguments(), terminal()
+
+    def body(folder):
+        cluster = Cluster(flags.bin_dir, folder)
+        try:
+            all_runs(cluster, flags, console)
+        finally:
+            cluster.stop()
+
+    return run(flags, console, body)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 The hosts are network namespaces on this machine, each with a shardmesh-node and two workers; what crosses between them
 goes over TLS. The coordinator and two trainers are beside them. The job runs twice, with the same seed, slots and steps:
   1. on ddp=3,fsdp=2: each host has a replica of both shards. After a third of the steps one host is killed, node and
-     workers at once: the job goes on with the two others. After two thirds the host is started again, and
+     workers at once: the job continues on the two others. After two thirds the host is started again, and
      `shardctl reshard` brings the job back to all three while it trains
   2. on one worker of a host of its own, undisturbed
 Then a table: steps, steps per second, mesh, digest of weights and optimizer state. The digests must be one value.
@@ -15,15 +15,13 @@ Example: sudo ./demo hosts --steps 600
 """
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import demo
-from demo import HERE, Console, Failure, Progress, Table
+from demo import HERE, Failure, Table
 
 HOSTS, WORKERS, LOST = 3, 2, 1
 MESH = "ddp=3,fsdp=2"
@@ -98,17 +96,14 @@ class HostsCluster(demo.Cluster):
         return super().spawn(name, *arguments, log=log, **options)
 
     def start_host(self, host):
-        path, address = self.folder / f"host-{host}.log", self.hosts.address(host)
+        address = self.hosts.address(host)
         for file in self.addresses(host):
             file.unlink(missing_ok=True)
-        command = ["ip", "netns", "exec", self.hosts.names[host], self.program("shardmesh-node"), "--coordinator",
-                   self.address, "--workers", WORKERS, "--name", f"h{host}", "--local-dir", self.folder / f"local-{host}",
-                   "--address-dir", self.folder / "workers", "--stop-grace", 5, "--", "--listen", f"{address}:0", "--group-address", address, *self.tls]
-        with open(path, "a", encoding="utf-8") as log:
-            node = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, text=True)
-        self.processes.append(node)
-        self.logs[node.pid] = path
-        self.nodes[host] = node
+        self.nodes[host] = self.spawn(
+            "shardmesh-node", "--coordinator", self.address, "--workers", WORKERS, "--name", f"h{host}", "--local-dir",
+            self.folder / f"local-{host}", "--address-dir", self.folder / "workers", "--stop-grace", 5, "--", "--listen",
+            f"{address}:0", "--group-address", address, *self.tls, log=f"host-{host}",
+            prefix=["ip", "netns", "exec", self.hosts.names[host]])
 
     def addresses(self, host):
         """The files that the host's workers write when they are there."""
@@ -143,7 +138,7 @@ class HostsCluster(demo.Cluster):
 
 
 class HostsRun(demo.Run):
-    """Its trainers open the job again when it goes on without a host, so a step may be told to one of them only."""
+    """Its trainers open the job again when it loses a host, so a step may be told to one of them only."""
 
     def has_stepped_since(self, moment):
         return any(when > moment for made in self.made for _, when in list(made)[-1:])
@@ -212,46 +207,34 @@ def report(console, results, flags):
     console.print("one digest, with a host lost on the way and without; no step lost")
 
 
+def both_runs(cluster, flags, console):
+    cluster.start_coordinator()
+    for host in range(HOSTS):
+        cluster.start_host(host)
+    for host in range(HOSTS):
+        cluster.await_host(host)
+    console.print(f"coordinator at {cluster.address}, {HOSTS} hosts of {WORKERS} workers; {flags.steps} steps, bf16_sr "
+                  "weights, AdamW, TLS between all")
+    with demo.bars(console) as progress:
+        results = [disturbed_run(cluster, flags, progress, console), undisturbed_run(cluster, flags, progress)]
+    report(console, results, flags)
+
+
 def main():
-    flags = parse_arguments()
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    flags, console = parse_arguments(), demo.terminal()
     if os.geteuid() != 0:
         console.print("demo hosts: only root may make network namespaces; run: sudo ./demo hosts", style="bold red")
         return 1
-    folder = tempfile.mkdtemp(prefix="shardmesh-demo-", dir=flags.keep_logs)
-    cluster = None
-    try:
+
+    def body(folder):
         with Hosts() as hosts:
             cluster = HostsCluster(flags.bin_dir, folder, hosts)
             try:
-                cluster.start_coordinator()
-                for host in range(HOSTS):
-                    cluster.start_host(host)
-                for host in range(HOSTS):
-                    cluster.await_host(host)
-                console.print(f"coordinator at {cluster.address}, {HOSTS} hosts of {WORKERS} workers; {flags.steps} steps, "
-                              "bf16_sr weights, AdamW, TLS between all")
-                with Progress(*demo_columns(), console=console) as progress:
-                    results = [disturbed_run(cluster, flags, progress, console), undisturbed_run(cluster, flags, progress)]
-                report(console, results, flags)
+                both_runs(cluster, flags, console)
             finally:
                 cluster.stop()
-    except BaseException as error:
-        flags.keep_logs = folder
-        console.print(f"logs are in {folder}")
-        if not isinstance(error, Failure):
-            raise
-        console.print(f"demo failed: {error}", style="bold red", markup=False)
-        return 1
-    finally:
-        if not flags.keep_logs:
-            shutil.rmtree(folder, ignore_errors=True)
-    return 0
 
-
-def demo_columns():
-    return (demo.TextColumn("{task.description:32}"), demo.BarColumn(), demo.TextColumn("{task.completed}/{task.total}"),
-            demo.TimeElapsedColumn(), demo.TextColumn("{task.fields[note]}"))
+    return demo.run(flags, console, body)
 
 
 if __name__ == "__main__":
