@@ -90,15 +90,6 @@ std::string TakeMembers(const Demand& demand, const Fleet& fleet, bool on_device
   return "";
 }
 
-std::vector<int64_t> HostCountsOf(const Demand& demand) {
-  if (!demand.host_counts.empty()) return demand.host_counts;
-  std::vector<int64_t> counts;
-  for (int64_t count = 1; count <= demand.num_ranks; ++count) {
-    if (demand.num_ranks % count == 0) counts.push_back(count);
-  }
-  return counts;
-}
-
 }  // namespace
 
 Choice ChooseMembers(const Demand& demand, std::vector<Candidate> candidates) {
@@ -121,7 +112,7 @@ Choice ChooseMembers(const Demand& demand, std::vector<Candidate> candidates) {
   }
   std::string refusal;
   for (const bool on_devices : {true, false}) {
-    for (const int64_t num_hosts : HostCountsOf(demand)) {
+    for (const int64_t num_hosts : demand.host_counts) {
       std::string only = TakeMembers(demand, fleet, on_devices, num_hosts, choice);
       if (!choice.members.empty()) return choice;
       if (refusal.empty() && !(on_devices && choice.passed_over > 0)) refusal = std::move(only);

@@ -32,8 +32,7 @@ struct Candidate {
 // What a job asks of its members.
 struct Demand {
   int64_t num_ranks = 1;  // REQUIRES: >= 1
-  // The numbers of hosts to try, the best first; each divides num_ranks. Empty: the fewest first.
-  std::vector<int64_t> host_counts = {};
+  std::vector<int64_t> host_counts = {1};  // the numbers of hosts to try, the best first; each divides num_ranks
   // By TopologyKind: why it cannot be there, and what would work; empty: it can.
   std::array<std::string, kNumTopologyKinds> refused = {};
 

@@ -18,6 +18,10 @@ using ::testing::IsEmpty;
 Demand Ranks(int64_t num_ranks) {
   Demand demand;
   demand.num_ranks = num_ranks;
+  demand.host_counts.clear();
+  for (int64_t count = 1; count <= num_ranks; ++count) {
+    if (num_ranks % count == 0) demand.host_counts.push_back(count);
+  }
   demand.refused[static_cast<int>(TopologyKind::kHostsCuda)] = "it swims";
   return demand;
 }
@@ -163,6 +167,7 @@ TEST(ChooseMembers, JobThatDevicesOfSeveralHostsCanDo_IsThere_WithoutWorkersOnPr
   fleet.Add("b", 4, true);
   Demand anywhere;
   anywhere.num_ranks = 4;
+  anywhere.host_counts = {1, 2, 4};
   EXPECT_THAT(fleet.Choose(anywhere), ElementsAre("b0", "b1", "b2", "b3"));  // one host comes before several
   Fleet devices;
   devices.AddOnDevices("a", 2);

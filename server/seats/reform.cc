@@ -152,8 +152,6 @@ Reformed ReformOnHosts(const MeshSpec& defined, const Pool& pool) {
   return OnHosts(best->mesh, best->hosts, pool.holders);  // one worker on one host is always possible
 }
 
-bool HostIs(const std::string& host, const Candidate& spare) { return spare.worker->host_id == host; }
-
 void Sort(Pool& pool) {
   std::sort(pool.holders.begin(), pool.holders.end(), IsOlder);
   SortSpares(pool.spares);
@@ -173,20 +171,15 @@ absl::StatusOr<Reformed> FormOn(const MeshSpec& mesh, Pool pool) {
   if (!pool.on_several && !pool.holders.empty()) {
     std::vector<MemberRecord> all = pool.holders;
     for (const Candidate& spare : pool.spares) {
-      if (HostIs(pool.holders[0].worker.host_id, spare)) all.push_back({*spare.worker, false, -1});
+      if (spare.worker->host_id == pool.holders[0].worker.host_id) all.push_back({*spare.worker, false, -1});
     }
     if (static_cast<int64_t>(all.size()) >= num_ranks) return OnOneHost(mesh, std::move(all), pool.holders);
   }
-  std::optional<Arrangement> best;
   const Hosts hosts = pool.spans_hosts ? ByHost(pool) : Hosts();
-  for (int64_t num_hosts = 1; num_hosts <= static_cast<int64_t>(hosts.size()); ++num_hosts) {
-    if (num_ranks % num_hosts != 0) continue;
-    auto chosen = Choose(hosts, num_hosts, num_ranks / num_hosts);
-    if (!chosen.has_value() || chosen->front()->num_holders == 0) continue;
-    Arrangement arrangement{mesh, *std::move(chosen)};
-    if (!best.has_value() || arrangement.rank() > best->rank()) best = std::move(arrangement);
+  for (const int64_t num_hosts : HostCounts(mesh)) {
+    const auto chosen = Choose(hosts, num_hosts, num_ranks / num_hosts);
+    if (chosen.has_value() && chosen->front()->num_holders > 0) return OnHosts(mesh, *chosen, pool.holders);
   }
-  if (best.has_value()) return OnHosts(mesh, best->hosts, pool.holders);
   return absl::FailedPreconditionError(absl::StrCat("mesh ", mesh.ToString(), " needs ", num_ranks, " workers of ",
                                                     pool.spans_hosts ? "one host, or evenly of several" : "its host",
                                                     "; there are its ", pool.holders.size(), " and ",

@@ -83,7 +83,7 @@ struct EndingCall {
 //   Cancelled. Unavailable: the peer is not reached, or its host's members did not stop in time.
 absl::StatusOr<std::string> AskProgress(const EndingCall& call, const v1::Peer& peer);
 // The step and outcomes that the next epoch has of it; waits until the hosts have agreed. Errors as AskProgress.
-//   DataLoss: these are none.
+//   DataLoss: these are not the bytes of outcomes.
 absl::StatusOr<Bequest> AskBequest(const EndingCall& call, const v1::Peer& peer);
 
 // How long bytes may be on the way, at least: a slow network's time.

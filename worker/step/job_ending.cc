@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/clock.h"
+#include "core/base/status.h"
 #include "local/memory/futex.h"
 
 namespace shardmesh {
@@ -93,19 +94,30 @@ absl::StatusOr<Ending> AwaitEnding(ControlBlock& control, absl::Span<const Rank>
   return EndingOf(control, word);
 }
 
-absl::StatusOr<Ending> AwaitEnded(ControlBlock& control, const std::function<bool()>& cancelled,
-                                  absl::Duration timeout) {
+namespace {
+
+// Until the word is not 0. `late`: what is said if that takes too long.
+absl::Status AwaitWord(const std::atomic<uint64_t>& word, ControlBlock& control, const std::function<bool()>& cancelled,
+                       absl::Duration timeout, absl::string_view late) {
   const absl::Time deadline = MonotonicNow() + timeout;
   while (true) {
     const uint32_t seen = control.finished.load(std::memory_order_acquire);
-    if (const uint64_t word = control.ended.load(std::memory_order_acquire); word != 0) return EndingOf(control, word);
+    if (word.load(std::memory_order_acquire) != 0) return absl::OkStatus();
     if (cancelled()) return absl::CancelledError("the job is assigned anew");
     if (MonotonicNow() >= deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "the hosts of the epoch before did not agree on its last step within ", absl::FormatDuration(timeout)));
+      return absl::DeadlineExceededError(absl::StrCat(late, " within ", absl::FormatDuration(timeout)));
     }
     FutexWait(control.finished, seen, kSlice);
   }
+}
+
+}  // namespace
+
+absl::StatusOr<Ending> AwaitEnded(ControlBlock& control, const std::function<bool()>& cancelled,
+                                  absl::Duration timeout) {
+  RETURN_IF_ERROR(AwaitWord(control.ended, control, cancelled, timeout,
+                            "the hosts of the epoch before did not agree on its last step"));
+  return EndingOf(control, control.ended.load(std::memory_order_acquire));
 }
 
 Bequest BequestOf(const ControlBlock& before, const Ending& ending) {
@@ -153,17 +165,7 @@ void BeginRestored(const Bequest& bequest, ControlBlock& control) {
 }
 
 absl::Status AwaitRestoreBegun(ControlBlock& control, const std::function<bool()>& cancelled, absl::Duration timeout) {
-  const absl::Time deadline = MonotonicNow() + timeout;
-  while (true) {
-    const uint32_t seen = control.finished.load(std::memory_order_acquire);
-    if (control.restore_begun.load(std::memory_order_acquire) != 0) return absl::OkStatus();
-    if (cancelled()) return absl::CancelledError("the job is assigned anew");
-    if (MonotonicNow() >= deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("the lead of this host did not say the step within ", absl::FormatDuration(timeout)));
-    }
-    FutexWait(control.finished, seen, kSlice);
-  }
+  return AwaitWord(control.restore_begun, control, cancelled, timeout, "the lead of this host did not say the step");
 }
 
 void TellRestored(ControlBlock& control, Rank self, std::atomic<uint32_t>& notifier) {

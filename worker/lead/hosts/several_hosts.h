@@ -5,7 +5,8 @@
 // named. A failure on any host (the abort word of its control block) is in its next words, and so on every host.
 //
 // Gradient shards and weights go over groups of their own, beside the rounds: while bucket b is stepped, the gradient
-// shards of those behind it and the weights of those before it cross (command_data.h). New weights go to the hosts
+// shards of those behind it and the weights of those before it cross (command_data.h). With replicas all gradient shards
+// of a step cross before it is decided (hosts_ending.h). New weights go to the hosts
 // without the shard, each bucket as soon as this host's members are done with it; sums of squares and maxima, when they
 // are done with all. What crosses before the last slot is complete goes a bucket at a time, by the words of a round in
 // which no lead has bulk bytes under way.
