@@ -31,8 +31,10 @@ absl::Status EpochEnd::Run(const EpochMembers& members, const std::atomic<bool>&
                            const std::function<void()>& aborted) {
   MutexLock running_lock(running_mu_);
   if (ending().has_value()) return absl::OkStatus();
-  // Without replicas a command that is open has to end: its gradients may still be on their way to another host.
-  AwaitQuiet(cancelled, protocol_.plan().num_replicas() > 1 ? timeout / 2 : timeout);
+  // Without replicas a command that is open has to end: its gradients may still be on their way to another host. With
+  // replicas the leads may be those that were lost, and nobody here was told yet.
+  const bool replicas = protocol_.plan().num_replicas() > 1;
+  if (!replicas || !members.lost) AwaitQuiet(cancelled, replicas ? timeout / 2 : timeout);
   protocol_.members().Abort(AbortReason::kReformed, rank_.value(), rank_);
   aborted();
   engine_.Stop();

@@ -24,6 +24,7 @@ namespace shardmesh {
 struct EpochMembers {
   std::vector<Rank> givers;  // of that epoch: those whose shards the next one takes
   AskHost ask;               // of a job on several hosts
+  bool lost = false;         // one of that epoch is not there any more
 };
 
 class EpochEnd {
@@ -33,8 +34,8 @@ class EpochEnd {
       : protocol_(protocol), pass_(pass), engine_(engine), rank_(rank) {}
 
   // The job goes on at a later epoch with what the givers have of this one: ends this epoch with them, waits until all
-  // have, and brings the shard to the step that all agree on. On several hosts the leads end it first, between two
-  // commands, if the job is healthy. `aborted` is called when the job is aborted here; it ends the lead of the host, if
+  // have, and brings the shard to the step that all agree on. On several hosts the leads of a healthy job end it first,
+  // between two commands. `aborted` is called when the job is aborted here; it ends the lead of the host, if
   // that is here. Again: at once. From any thread.
   //   Cancelled, DeadlineExceeded: as AwaitEnding. DataLoss: the shard is damaged. Errors of EndTogether.
   absl::Status Run(const EpochMembers& members, const std::atomic<bool>& cancelled, absl::Duration timeout,

@@ -85,6 +85,13 @@ std::vector<Rank> GiversOf(const Plan& before, const Holders& holders) {
   return givers;
 }
 
+bool IsAnyLost(const Plan& before, const Holders& holders) {
+  const auto is_one = [](int32_t was) { return was >= 0; };
+  return std::count_if(holders.was.begin(), holders.was.end(), is_one) +
+             std::count_if(holders.departing.begin(), holders.departing.end(), is_one) <
+         before.num_ranks();
+}
+
 ReshardBytes::ReshardBytes(const ShardStorage& storage, int parity, Side side, absl::Span<const ReshardPiece> pieces)
     : storage_(storage), parity_(parity), side_(side), pieces_(pieces) {
   for (const ReshardPiece& piece : pieces) {

@@ -39,6 +39,8 @@ struct Holders {
 int SourceOf(const Plan& before, const Holders& holders, int shard, int rank);
 // The ranks of `before` that give something: members of now, and departing ones where no member has their shard.
 std::vector<Rank> GiversOf(const Plan& before, const Holders& holders);
+// A rank of `before` is not there any more: neither a member of now nor departing.
+bool IsAnyLost(const Plan& before, const Holders& holders);
 
 // The bytes of pieces in one of the two storages, as they travel: piece after piece, of each its streams in their order
 // (StreamOf). Pieces and storage outlive the object.

@@ -182,5 +182,13 @@ TEST(ReshardTest, Sources_AreTheRankItself_OrThoseThatHeldTheShardInTurn) {
   EXPECT_EQ(SourceOf(before, {{0, 2, 9, -1}, {}}, 1, 0), -1);
 }
 
+TEST(ReshardTest, ARankThatIsNeitherAMemberNorLeaves_IsLost) {
+  const Plan before = *Plan::Create(SmallJob("ddp=2,fsdp=2", 1));
+  EXPECT_FALSE(IsAnyLost(before, {{3, -1, 2, 0, 1}, {}}));
+  EXPECT_FALSE(IsAnyLost(before, {{3, -1}, {2, 0, 1}}));
+  EXPECT_TRUE(IsAnyLost(before, {{3, -1, 2}, {0}}));
+  EXPECT_TRUE(IsAnyLost(before, {{0, 3}, {1, -1}}));
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -103,7 +103,8 @@ absl::Status Worker::EndBefore(const Entry& entry) {
     return last;
   };
   Reach(FaultPoint::kEpochEnding);
-  const absl::Status ended = before->End({givers, ask}, entry.closing, options_.prepare_timeout);
+  const absl::Status ended =
+      before->End({givers, ask, IsAnyLost(before->plan(), holders.holders())}, entry.closing, options_.prepare_timeout);
   if (ended.ok()) Reach(FaultPoint::kEpochEnded);
   return Annotate(ended, absl::StrCat("ending epoch ", from.epoch()));
 }
