@@ -4,7 +4,7 @@
 Usage: check_layers.py [--table] [ROOT].  Prints one `file:line: reason` per violation; exits 1 if there is any. With --table: the rooms instead, with
 their files and which rooms each includes.
 
-Looked at: #include lines (ALLOWED, ROOMS, CONFINED), who names a number of hosts or a device (HOST_COUNT, DEVICE), how many source files a folder has, sleeping in tests, the wall clock (WALL_CLOCK), paths of one machine. Comments count as text: an include
+Looked at: #include lines (ALLOWED, ROOMS, CONFINED), who names a number of hosts or a device (HOST_COUNT, DEVICE), how many source files a folder has, threads (NO_THREADS), sleeping in tests, the wall clock (WALL_CLOCK), paths of one machine. Comments count as text: an include
 or a sleep that is commented out is still reported. The build's own visibility rules repeat the folders, and go deeper.
 """
 import os
@@ -85,6 +85,8 @@ HOST_COUNT = (r"core/job/support.*", r"worker/(lead|transport|memory)/.*", r"wor
 DEVICE = (r"worker/(memory|transport|pass/device)/.*", r"worker/pass/step_pass\.h", r"worker/control/(control_block|host_ranks)\.h", r"worker/step/step_members\..*",
           r"worker/(doors|job|process|node)/.*", r"worker/lead/(engine|hosts/several_hosts)\.cc", r"worker/[^/]*",
           r"(.*/)?(testing/.*|[^/]*_test\.cc)")
+# Who starts no thread: their tests are left out under the thread sanitizer (tsan_lane of ./test).
+NO_THREADS = (r"checkpoint/.*", r"core/(?!base/).*", r"proto/.*")
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".inc")
 TEXTS = SOURCES + (".py", ".sh", ".md", ".txt", ".proto", ".yaml", ".yml", ".bzl", ".sbatch", ".cuda", ".BUILD", ".bazelrc")
 TEXT_NAMES = ("BUILD", "WORKSPACE", "Containerfile", "demo", "test", "run")
@@ -93,6 +95,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+["<]([^">]+)[">]', re.M)
 NUM_HOSTS = re.compile(r"\bnum_ho" r"sts\b")
 NAMES_DEVICE = re.compile(r"\w*[dD]evi" r"ce\w*")
 COMMENT = re.compile(r"//.*|#\s*include.*")  # which rooms may include which is a rule of its own
+THREADS = re.compile(r"\b(std::thr" r"ead\b|pthread_cre" r"ate\b|std::as" r"ync\b|StartThr" r"ead\b|core/base/thr" r"ead\.h)")
 SLEEP = re.compile(r"\b(sleep_for|sleep_until|SleepFor|usleep|nanosleep|sleep)\s*\(")
 # Split, so that this file does not match itself; so are the next ones.
 WALL_TIME = re.compile(r"\b(absl::No" r"w\(|system_cl" r"ock\b|gettimeof" r"day\b|CLOCK_REAL" r"TIME\b|std::ti" r"me\(|time\.ti" r"me\(|"
@@ -236,6 +239,8 @@ def violations(root):
         if path.endswith(".h"):
             found += [(line, f"{name} has {size} public functions, at most {MAX_FUNCTIONS} are readable: split it by its subjects")
                       for line, name, size in class_sizes.classes(text) if size > MAX_FUNCTIONS and name not in FOREIGN_TABLES]
+        if path.endswith(SOURCES) and any(re.fullmatch(home, path) for home in NO_THREADS):
+            found += pattern_violations(text, THREADS, "is for folders whose tests are run under the thread sanitizer (NO_THREADS of tools/check_layers.py)")
         if path.endswith("_test.cc"):
             found += pattern_violations(text, SLEEP, "in a test: wait on a condition with a deadline, or move a ManualClock")
         if path.endswith(SOURCES + (".py",)) and not any(re.fullmatch(home, path) for home in WALL_CLOCK):

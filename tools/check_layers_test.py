@@ -50,6 +50,13 @@ class CheckLayersTest(unittest.TestCase):
                 self.expect(f"{folder}/bad.cc", f'#include "{folder}/own.h"\n\n#include "{other}/x.h"\n',
                             f"{folder}/bad.cc:3: {folder}/ may not include {other}/x.h")
 
+    def test_threads_where_the_thread_sanitizer_does_not_look_are_found(self):
+        for text in "std::thr" "ead t;", '#include "core/base/thr' 'ead.h"':
+            for path in "core/job/bad.cc", "proto/bad_test.cc", "checkpoint/bad.h":
+                self.expect(path, text + "\n", f"{path}:1:", "NO_THREADS")
+        for path in "core/base/good.cc", "worker/good.cc", "kernels/good_test.cc":
+            self.assertEqual(check({**CLEAN, path: "std::thr" "ead t;\n"}), [])
+
     def test_the_table_of_support_names_tests_that_are_there(self):
         tree = {**CLEAN, "core/a/BUILD": 'cc_test(name = "good_test")\n'}
         table = "core/job/support_table.h"

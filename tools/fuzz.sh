@@ -35,8 +35,8 @@ done
 # shellcheck source=tools/setup.sh
 . tools/setup.sh
 targets=("${NAMES[@]/#///tests/fuzz:}")
-bazel build --config=fuzz --color=no --curses=no --symlink_prefix=/ "${targets[@]/%/_fuzz}" </dev/null 2>&1 | tail -n 3 >&2
-bin=$(bazel info --config=fuzz bazel-bin 2>/dev/null </dev/null)
+bazel build --config=asan --color=no --curses=no --symlink_prefix=/ "${targets[@]/%/_fuzz}" </dev/null 2>&1 | tail -n 3 >&2
+bin=$(bazel info --config=asan bazel-bin 2>/dev/null </dev/null)
 failed=0
 for name in "${NAMES[@]}"; do
   corpus=.cache/fuzz/$name
