@@ -171,7 +171,7 @@ TEST(Support, MessagesInFull) {
   EXPECT_THAT(CheckSupported(job, PlanOf(job), {2, 4, true}, Feature::kReform),
               StatusIs(Code::kUnimplemented,
                        "job j is asked to re-form, which workers on CUDA devices of several hosts do not support yet; "
-                       "restore a checkpoint into a new job, or take workers of one host with --device cpu"));
+                       "restore a checkpoint into a new job, or start the workers with --device cpu"));
 }
 
 // An alternative that refuses the job for something else is not offered.
