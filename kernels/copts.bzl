@@ -13,5 +13,4 @@ SIMD_COPTS = [
     "-maes",
     "-mpclmul",
     "-fno-sanitize=undefined",
-    "--param=asan-stack=0",
 ]
