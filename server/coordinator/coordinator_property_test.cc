@@ -281,6 +281,7 @@ class Simulation {
       resumed.push_back({told.definition->spec().name, told.epoch + (Pick(8) == 0), told.rank + (Pick(8) == 0),
                          told.secret});
       if (told.from.epoch == 0 || told.staged || told.from.was.empty() || Pick(3) == 0) continue;
+      if (told.epoch == told.from.epoch) continue;  // it is to end that epoch; its rank is the one there
       resumed.push_back({told.definition->spec().name, told.from.epoch, told.from.was[told.rank], told.secret});
     }
     const std::vector<JobView> before = coordinator_->ListJobs(now_);
