@@ -74,8 +74,9 @@ SHARDMESH_RULE Word EncodeMinifloatSr(Number x, Word draw) {
   const Number moved = MulAdd(IntToFloat(draw), StepOfMinifloat<Mini>(x) * Number(PowerOfTwo(-16)), x);
   const Number kept = Select(moved < Number(Mini::kLargest), moved, Number(Mini::kLargest));
   const Word normal = ShiftRight<kCut>(FloatBits(kept)) - Word(uint32_t{127 - Mini::kBias} << Mini::kMantissa);
-  const Word subnormal = TruncateToInt(kept * Number(PowerOfTwo(-kSmallest)));
-  return Select(kept < Number(PowerOfTwo(1 - Mini::kBias)), subnormal, normal);
+  const Number smallest_normal(PowerOfTwo(1 - Mini::kBias));
+  const Word subnormal = TruncateToInt(Min(kept, smallest_normal) * Number(PowerOfTwo(-kSmallest)));
+  return Select(kept < smallest_normal, subnormal, normal);
 }
 
 // Exact. REQUIRES: a code that EncodeMinifloat gives (others: see DecodeAnyMinifloat).
