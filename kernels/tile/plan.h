@@ -69,12 +69,16 @@ struct StepPlan {
   TileDigest digests[4][2];  // of the weights and each state, where they are asked for: codes, extra
 };
 
-// Without an extra part its pointer stays null: its bytes are 0.
+// What is not there stays null.
+SHARDMESH_RULE uint8_t* PartAt(void* part, int64_t offset) {
+  return part == nullptr ? nullptr : static_cast<uint8_t*>(part) + offset;
+}
+
 template <class Tile>
 SHARDMESH_RULE Tile StreamAt(const StoredRun& run, const TileBytes& bytes, int64_t index) {
   Tile tile;
-  tile.codes = static_cast<uint8_t*>(run.codes) + bytes.codes * index;
-  tile.extra = static_cast<uint8_t*>(run.extra) + bytes.extra * index;
+  tile.codes = PartAt(run.codes, bytes.codes * index);
+  tile.extra = PartAt(run.extra, bytes.extra * index);
   return tile;
 }
 
