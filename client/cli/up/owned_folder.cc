@@ -28,8 +28,14 @@ void RemoveIfLeftOver(const fs::path& folder) {
   if (lstat(folder.c_str(), &info) != 0 || info.st_uid != geteuid()) return;
   const UniqueFd owner(open((folder / kOwner).c_str(), O_RDONLY | O_CLOEXEC));
   if (!owner.valid() || flock(owner.get(), LOCK_EX | LOCK_NB) != 0) return;
-  std::error_code ignored;
-  fs::remove_all(folder, ignored);
+  // The owner's file last: its processes may still be ending and have files here, and then the next one finds the folder.
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename() == kOwner) continue;
+    fs::remove_all(entry->path(), error);
+    if (error) return;
+  }
+  if (!error) fs::remove_all(folder, error);
 }
 
 }  // namespace

@@ -79,6 +79,7 @@ TEST(UpCommandTest, KilledSupervisor_ItsFolderIsRemovedByTheNext) {
   ASSERT_TRUE(std::filesystem::exists(left));
   killed->up().Signal(SIGKILL);
   ASSERT_TRUE(Eventually([&] { return killed->up().Ended().has_value(); }));
+  ASSERT_TRUE(killed->AllEndSoon());
   ASSERT_OK_AND_ASSIGN(const auto next, Cluster::Start("third", {"--log-level", "warn"}));
   EXPECT_FALSE(std::filesystem::exists(left));
   EXPECT_TRUE(std::filesystem::exists(in_use + "/owner"));
