@@ -40,6 +40,19 @@ absl::StatusOr<Residency> ResidencyFromProto(v1::Residency proto) {
   }
 }
 
+absl::StatusOr<OnLoss> OnLossFromProto(v1::OnLoss proto) {
+  switch (proto) {
+    case v1::ON_LOSS_UNSPECIFIED:
+    case v1::ON_LOSS_FAIL:
+      return OnLoss::kFail;
+    case v1::ON_LOSS_CHECKPOINT:
+      return OnLoss::kCheckpoint;
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("on_loss is ", static_cast<int>(proto), "; it is 1 (fail) or 2 (checkpoint)"));
+  }
+}
+
 absl::StatusOr<SlotMode> SlotModeFromProto(v1::SlotMode proto) {
   switch (proto) {
     case v1::SLOT_MODE_UNSPECIFIED:
@@ -315,6 +328,7 @@ absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
   spec.num_trainers = proto.trainers();
   spec.slot_timeout_ms = proto.slot_timeout_ms() == 0 ? kDefaultSlotTimeoutMs : proto.slot_timeout_ms();
   spec.token_weights = proto.token_weights();
+  ASSIGN_OR_RETURN(spec.on_loss, OnLossFromProto(proto.on_loss()));
   return spec;
 }
 
@@ -353,6 +367,8 @@ v1::JobSpec ToProto(const JobSpec& spec) {
   proto.set_trainers(spec.num_trainers);
   proto.set_slot_timeout_ms(spec.slot_timeout_ms);
   proto.set_token_weights(spec.token_weights);
+  // The default is unset, so that manifests of jobs without it have the text that they always had.
+  if (spec.on_loss == OnLoss::kCheckpoint) proto.set_on_loss(v1::ON_LOSS_CHECKPOINT);
   return proto;
 }
 

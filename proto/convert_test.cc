@@ -64,6 +64,7 @@ TEST(JobSpecFromProto, EveryFieldSet_SurvivesBothWays) {
   spec.clip_norm = 0.75;
   spec.residency = Residency::kBucket;
   spec.prefetch_buckets = 5;
+  spec.on_loss = OnLoss::kCheckpoint;
   ASSERT_OK_AND_ASSIGN(const JobSpec back, JobSpecFromProto(ToProto(spec)));
   EXPECT_EQ(Difference(spec, back), "");
   EXPECT_EQ(back.mesh, spec.mesh);
@@ -126,6 +127,9 @@ TEST(JobSpecFromProto, UnknownEnumValues_NameFieldAndValue) {
   proto = Minimal();
   proto.set_non_finite(static_cast<v1::NonFinitePolicy>(77));
   refused(proto, "non_finite");
+  proto = Minimal();
+  proto.set_on_loss(static_cast<v1::OnLoss>(77));
+  refused(proto, "on_loss");
   proto = Minimal();
   proto.add_mesh()->set_name("x");
   proto.mutable_mesh(0)->set_role(static_cast<v1::DimensionRole>(77));

@@ -37,6 +37,7 @@ absl::Status Validate(const v1::DescribeJobRequest& request);
 absl::Status Validate(const v1::ListJobsRequest& request);
 absl::Status Validate(const v1::DeleteJobRequest& request);
 absl::Status Validate(const v1::ReshardJobRequest& request);
+absl::Status Validate(const v1::RecordCheckpointRequest& request);
 absl::Status Validate(const v1::ResolveNamesRequest& request);
 absl::Status Validate(const v1::GetPlanRequest& request);
 absl::Status Validate(const v1::ListVersionsRequest& request);

@@ -117,6 +117,20 @@ absl::Status Validate(const v1::ReshardJobRequest& request) {
   return CheckCount("mesh dimensions", request.mesh_size(), kMaxMeshDims);
 }
 
+absl::Status Validate(const v1::RecordCheckpointRequest& request) {
+  RETURN_IF_ERROR(ValidateId("job", request.job()));
+  RETURN_IF_ERROR(CheckRange("uid", request.uid(), 1, kNoLimit));
+  RETURN_IF_ERROR(CheckRange("epoch", request.epoch(), 1, kNoLimit));
+  if (!request.has_checkpoint()) return absl::InvalidArgumentError("checkpoint is unset; it is required");
+  const std::string& folder = request.checkpoint().folder();
+  RETURN_IF_ERROR(CheckText("checkpoint.folder", folder, kMaxFolderBytes));
+  if (folder[0] != '/') {
+    return absl::InvalidArgumentError(
+        absl::StrCat("checkpoint.folder is ", QuotedField(folder), "; it is an absolute path"));
+  }
+  return CheckRange("checkpoint.step", request.checkpoint().step(), 0, kMaxStep);
+}
+
 absl::Status Validate(const v1::ResolveNamesRequest& request) {
   RETURN_IF_ERROR(ValidateId("job", request.job()));
   RETURN_IF_ERROR(CheckCount("raw_names", request.raw_names_size(), kMaxRawNames));

@@ -86,6 +86,31 @@ TEST(Validate, CreateJob) {
   EXPECT_THAT(Validate(request), StatusIs(kExhausted, HasSubstr("100001 parameters; at most 100000")));
 }
 
+TEST(Validate, RecordCheckpoint) {
+  v1::RecordCheckpointRequest good;
+  good.set_job("j");
+  good.set_uid(7);
+  good.set_epoch(1);
+  good.mutable_checkpoint()->set_folder("/data/step-3");
+  good.mutable_checkpoint()->set_step(3);
+  EXPECT_OK(Validate(good));
+  const auto refused = [&](const std::function<void(v1::RecordCheckpointRequest&)>& change,
+                           const std::string& message) {
+    v1::RecordCheckpointRequest request = good;
+    change(request);
+    EXPECT_THAT(Validate(request), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  refused([](auto& q) { q.clear_job(); }, "job");
+  refused([](auto& q) { q.clear_uid(); }, "uid is 0");
+  refused([](auto& q) { q.clear_epoch(); }, "epoch is 0");
+  refused([](auto& q) { q.clear_checkpoint(); }, "checkpoint is unset");
+  refused([](auto& q) { q.mutable_checkpoint()->clear_folder(); }, "checkpoint.folder");
+  refused([](auto& q) { q.mutable_checkpoint()->set_folder("data/x"); }, "\"data/x\"; it is an absolute path");
+  refused([](auto& q) { q.mutable_checkpoint()->set_folder("/a\nb"); }, "checkpoint.folder");
+  refused([](auto& q) { q.mutable_checkpoint()->set_folder("/" + std::string(5000, 'x')); }, "checkpoint.folder");
+  refused([](auto& q) { q.mutable_checkpoint()->set_step(-1); }, "checkpoint.step is -1");
+}
+
 TEST(Validate, ResolveNames) {
   ExpectRefusals<v1::ResolveNamesRequest>(
       "job: 'j' raw_names: 'w'",

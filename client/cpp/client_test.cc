@@ -31,6 +31,7 @@ class FakeCoordinator : public CoordinatorTransport {
   SHARDMESH_FAKE(ListJobs, ListJobsRequest, ListJobsReply);
   SHARDMESH_FAKE(DeleteJob, DeleteJobRequest, DeleteJobReply);
   SHARDMESH_FAKE(ReshardJob, ReshardJobRequest, JobDescription);
+  SHARDMESH_FAKE(RecordCheckpoint, RecordCheckpointRequest, RecordCheckpointReply);
   SHARDMESH_FAKE(ResolveNames, ResolveNamesRequest, ResolveNamesReply);
   SHARDMESH_FAKE(GetPlan, GetPlanRequest, GetPlanReply);
   SHARDMESH_FAKE(ListVersions, ListVersionsRequest, ListVersionsReply);

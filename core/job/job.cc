@@ -264,6 +264,16 @@ absl::StatusOr<Residency> ParseResidency(absl::string_view name) {
       absl::StrCat("\"", absl::CHexEscape(name.substr(0, 40)), "\" is no residency; there are full, bucket"));
 }
 
+absl::string_view OnLossName(OnLoss on_loss) { return on_loss == OnLoss::kFail ? "fail" : "checkpoint"; }
+
+absl::StatusOr<OnLoss> ParseOnLoss(absl::string_view name) {
+  for (const OnLoss on_loss : {OnLoss::kFail, OnLoss::kCheckpoint}) {
+    if (name == OnLossName(on_loss)) return on_loss;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("on_loss is \"", absl::CHexEscape(name.substr(0, 40)), "\"; it is fail or checkpoint"));
+}
+
 absl::Status JobSpec::Validate() const {
   RETURN_IF_ERROR(ValidateId("job name", name));
   RETURN_IF_ERROR(mesh.Validate());
@@ -345,6 +355,7 @@ std::string Difference(const JobSpec& there, const JobSpec& here) {
       Differs("trainers", there.num_trainers, here.num_trainers, out) ||
       Differs("slot_timeout_ms", there.slot_timeout_ms, here.slot_timeout_ms, out) ||
       Differs("token_weights", there.token_weights ? "on" : "off", here.token_weights ? "on" : "off", out) ||
+      Differs("on_loss", OnLossName(there.on_loss), OnLossName(here.on_loss), out) ||
       ParametersDiffer(there, here, out)) {
     return out;
   }

@@ -73,6 +73,15 @@ enum class Residency {
 absl::string_view ResidencyName(Residency residency);
 absl::StatusOr<Residency> ParseResidency(absl::string_view name);
 
+// What happens to a job that loses a shard of which no other copy is left.
+enum class OnLoss {
+  kFail,        // it is FAILED until it is deleted
+  kCheckpoint,  // it goes back to its newest whole checkpoint by itself
+};
+// "fail", "checkpoint". Parse: InvalidArgument, with the names that there are.
+absl::string_view OnLossName(OnLoss on_loss);
+absl::StatusOr<OnLoss> ParseOnLoss(absl::string_view name);
+
 // Who computes which slot. The same bits either way.
 enum class SlotMode {
   kAssigned,  // the trainer that attached to it
@@ -112,6 +121,7 @@ struct JobSpec {
   // Each slot says how many tokens its gradients are the sum over, and a step divides by those of all slots; else the
   // sum is divided by the number of slots.
   bool token_weights = false;
+  OnLoss on_loss = OnLoss::kFail;
 
   // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. What a topology
   // or another feature excludes is refused by CheckSupported (core/job/support.h).

@@ -261,6 +261,7 @@ TEST(JobTest, Difference_NamesEveryField) {
       {[](JobSpec& j) { j.check_every = 2; }, {}, "check_every: 0 there, 2 here"},
       {[](JobSpec& j) { j.residency = Residency::kBucket; }, {}, "residency: full there, bucket here"},
       {[](JobSpec& j) { j.prefetch_buckets = 3; }, {}, "prefetch_buckets: 1 there, 3 here"},
+      {[](JobSpec& j) { j.on_loss = OnLoss::kCheckpoint; }, {}, "on_loss: fail there, checkpoint here"},
       {[](JobSpec& j) { j.parameters.pop_back(); }, {}, "number of parameters: 3 there, 2 here"},
       {[](JobSpec& j) { j.parameters[0].name = "v"; }, {}, "name of parameter 0: \"w\" there, \"v\" here"},
       {[](JobSpec& j) { j.parameters[0].shape = {15}; }, {}, "parameter 0 \"w\": shape: [3,5] there, [15] here"},
@@ -281,6 +282,15 @@ TEST(JobTest, Difference_NamesEveryField) {
     c.change(job);
     EXPECT_THAT(Difference(GoodJob(), job), StrEq(c.message));
   }
+}
+
+TEST(JobTest, OnLossIsParsed) {
+  for (const OnLoss on_loss : {OnLoss::kFail, OnLoss::kCheckpoint}) {
+    ASSERT_OK_AND_ASSIGN(const OnLoss parsed, ParseOnLoss(OnLossName(on_loss)));
+    EXPECT_EQ(parsed, on_loss);
+  }
+  EXPECT_THAT(ParseOnLoss("retry"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "on_loss is \"retry\"; it is fail or checkpoint"));
 }
 
 TEST(JobTest, ResidenciesAreParsed) {

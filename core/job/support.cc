@@ -32,6 +32,7 @@ const ParameterSpec* FirstParameter(const JobSpec& job, const Plan& plan, Is is)
 std::string InsteadOf(const JobSpec& job, const Plan& plan, Feature feature) {
   const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.quantized(); });
   if (feature == Feature::kQuantizedGathers && p != nullptr && p->format == WeightFormat::kNf4) return "store it as bf16";
+  if (feature == Feature::kRestore && job.on_loss == OnLoss::kCheckpoint) return "leave it out";
   return std::string(RowOf(feature).instead);
 }
 
@@ -46,6 +47,7 @@ std::string WhatOf(const JobSpec& job, const Plan& plan, Feature feature) {
     const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.quantized(); });
     if (p != nullptr) return absl::StrCat(named(*p), "\", which is gathered as ", GatherFormatName(GatherOf(p->format, p->gather)));
   }
+  if (feature == Feature::kRestore && job.on_loss == OnLoss::kCheckpoint) return "has on_loss=checkpoint";
   return std::string(RowOf(feature).job);
 }
 
@@ -111,6 +113,7 @@ FeatureSet FeaturesOf(const JobSpec& job, const Plan& plan) {
       absl::c_any_of(plan.buckets(), [](const Bucket& bucket) { return bucket.quantized(); }));
   set(Feature::kBucketResidency, job.residency == Residency::kBucket);
   set(Feature::kPulledSlots, job.pulled());
+  set(Feature::kRestore, job.on_loss == OnLoss::kCheckpoint);
   return features;
 }
 

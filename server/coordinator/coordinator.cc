@@ -38,12 +38,13 @@ absl::Status Coordinator::Load(absl::Time now) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {  // of a file that an older version wrote
       if (job.record.members[rank].ready) job.ready.Add(job.record.epoch, ranks, rank);
     }
+    job.back_since = now;
     state_.jobs[name] = std::move(job);
     state_.places.Touch(name);
   }
   state_.places.Settle(state_.jobs);
   state_.epoch_floor = contents.epoch_floor;
-  last_tick_ = now;
+  last_tick_ = last_come_ = now;
   events_.push_back(absl::StrCat("event=loaded jobs=", state_.jobs.size(), " workers=", state_.workers.size()));
   return absl::OkStatus();
 }
@@ -74,8 +75,9 @@ bool Coordinator::IsSilent(const Worker& worker, absl::Time now) const {
 }
 
 void Coordinator::Hear(Worker& worker, absl::Time now) {
-  if (IsSilent(worker, now)) assign_ = true;  // it counts again, although no tick saw it silent
-  assign_ = assign_ || worker.doubted;
+  const bool again = IsSilent(worker, now) || worker.doubted;  // it counts again, although no tick saw it silent
+  if (again) last_come_ = now;
+  assign_ = assign_ || again;
   worker.doubted = false;
   worker.last_heartbeat = now;
 }
@@ -94,6 +96,7 @@ absl::Status Coordinator::Tick(absl::Time now) {
   }
   for (const auto& [name, job] : state_.jobs) {
     if (job.progress_unsaved) transaction.MutableJob(name);
+    assign_ = assign_ || (job.record.goes_back && job.record.state == JobState::kWaiting);  // it may shrink by now
     if (job.next != nullptr && now - job.next->since > options_.reshard_timeout) {
       GiveUpReshard(transaction, name,
                     absl::StrCat("its workers did not have their memory within ",

@@ -15,12 +15,15 @@
 //   t=4.1  Tick                   b silent for 3.1 s: dead, j FAILED, naming b, its rank and its pid
 // A READY job on one host whose mesh has replicas does not fail so, but re-forms (records.h, reform.h): it is PREPARING
 // at a new epoch without that member, and whoever reports READY then has its shard from those that held it before.
+// A job that would fail so, and whose specification says on_loss=checkpoint, goes back to its newest checkpoint: its
+// members read their shards from there, and it is READY once the digests of all add up to the checkpoint's.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -80,6 +83,8 @@ struct JobView {
   absl::Duration heartbeat_timeout;
   std::shared_ptr<const NextMesh> next;  // while it is resharded, and trains on
   std::string reshard_error;             // why it was not, the last time
+  std::vector<CheckpointRecord> checkpoints;  // as JobRecord
+  GoneBackRecord gone_back;                   // as JobRecord
 };
 
 // What a worker says of one of its jobs. Meanings: MemberStatus in coordinator.proto.
@@ -94,6 +99,8 @@ struct MemberReport {
   std::vector<int64_t> published_steps;
   std::string error;
   int32_t lost_rank = -1;  // of FAILED: the member whose end is the cause; -1: the cause is another
+  std::optional<uint64_t> loaded_digest;  // of a member that goes back to a checkpoint: it has read its shard
+  bool unreadable = false;                // of FAILED: the checkpoint cannot be read
 };
 
 // Where a job that re-forms has its weights. Meanings: Origin in coordinator.proto.
@@ -114,6 +121,8 @@ struct Assignment {
   bool staged = false;  // the job is at from.epoch still, which the worker holds on
   bool leaves = false;  // of those: it will not be a member; `rank` is that of now
   std::string secret;   // of the job
+  std::optional<CheckpointRecord> back;  // that the job goes back to
+  bool use = false;                      // it is whole: what was read of it is the job's
 };
 
 // A job that a worker's next incarnation holds as its last one did.
@@ -162,6 +171,11 @@ class Coordinator {
   //   not answer: later. FailedPrecondition: it is on its way to another mesh; there are not enough workers; or it
   //   has failed. Unimplemented: it cannot where it is, or with what it has (core/job/support.h).
   absl::Status Reshard(const std::string& name, const MeshSpec& mesh, absl::Time now);
+  // A checkpoint of the job is there whole (Coordinator.RecordCheckpoint). No effect on a job that fails on a loss.
+  // NotFound: no such job of that uid. InvalidArgument: an epoch that it was never at. Aborted: it has gone back to a
+  // checkpoint since then.
+  absl::Status RecordCheckpoint(const std::string& name, int64_t uid, int64_t epoch,
+                                const CheckpointRecord& checkpoint);
   absl::StatusOr<std::shared_ptr<const JobDefinition>> Definition(const std::string& name) const;
   // Of the host that has the most: workers on processors and on devices are not members of one job, and count apart.
   int64_t MostLiveWorkers(absl::Time now) const;
@@ -215,6 +229,7 @@ class Coordinator {
   // coordinator_jobs.cc
   JobView View(const Job& job, absl::Time now) const;
   absl::Status NoSuchJob(const std::string& name) const;
+  static std::string IsAnother(const JobRecord& job, int64_t uid);
   std::vector<Candidate> Candidates(const JobRecord& job, absl::Time now) const;
   // Of this incarnation, by the job's name.
   using Places = absl::InlinedVector<Place, 4>;
@@ -262,6 +277,22 @@ class Coordinator {
   static void MakeReady(Transaction& transaction, const std::string& name);
   static absl::Status LoadMeshes(Job& job);
   Origin OriginOf(const Job& job) const;
+
+  static absl::StatusOr<MeshSpec> WantedMesh(const Job& job);  // that it goes back to when workers are there again
+
+  // coordinator_back.cc
+  // The job lost what nobody else has: it goes back to its newest checkpoint if it may and there is one; else it fails.
+  void LoseJob(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now);
+  // REQUIRES: it has a checkpoint.
+  void GoBack(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now);
+  // The checkpoint that the job goes back to cannot be read, `cause` says why: it takes the next one, or fails.
+  void PassOverCheckpoint(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now);
+  bool MayShrink(const Job& job, absl::Time now) const;
+  // Gives a WAITING job that goes back the mesh that it wants or, after some patience, the largest that there are
+  // workers for.
+  absl::Status FitToWorkers(Transaction& transaction, const std::string& name, absl::Time now);
+  // A member has read its shard. The last one decides whether what they read is the checkpoint.
+  void ApplyLoaded(Transaction& transaction, const MemberReport& report, const Job& there, absl::Time now);
 
   // coordinator_reshard.cc
   absl::Status CheckReshards(const Job& job, const MeshSpec& mesh, absl::Time now) const;
@@ -326,6 +357,7 @@ class Coordinator {
   // Incarnations of workers that were said to hold jobs of another store; at most max_workers.
   std::set<std::string> foreign_;
   absl::Time last_tick_ = absl::InfinitePast();
+  absl::Time last_come_ = absl::InfinitePast();  // when a worker joined last, or was heard again
   bool assign_ = true;  // something happened since the last attempt that may let a WAITING job start
 };
 

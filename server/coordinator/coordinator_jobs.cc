@@ -22,12 +22,12 @@ Demand DemandOf(const JobDefinition& definition) {
   return {definition.plan().num_ranks(), HostCounts(definition.spec().mesh), definition.refusals()};
 }
 
-std::string IsAnother(const JobRecord& job, int64_t uid) {
+}  // namespace
+
+std::string Coordinator::IsAnother(const JobRecord& job, int64_t uid) {
   return absl::StrCat("job ", job.name, " has uid ", job.uid, ", not ", uid,
                       ": that one was deleted, and somebody made another of its name");
 }
-
-}  // namespace
 
 absl::StatusOr<bool> Coordinator::CreateJob(std::shared_ptr<const JobDefinition> definition, absl::Time now,
                                             int64_t uid, int64_t replaces) {
@@ -122,6 +122,8 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   view.error = job.record.error;
   view.next = job.next;
   view.reshard_error = job.reshard_error;
+  view.checkpoints = job.record.checkpoints;
+  view.gone_back = job.record.gone_back;
   const bool keepable = CheckSupportedNow(job, Feature::kRestart).ok();
   for (size_t rank = 0; rank < job.record.members.size(); ++rank) {
     const MemberRecord& member = job.record.members[rank];
@@ -171,6 +173,8 @@ void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
   assign_ = false;
   for (const auto& [name, waiting] : state_.jobs) {
     if (waiting.record.state != JobState::kWaiting) continue;
+    // A mesh that was valid once is.
+    if (waiting.record.goes_back) FitToWorkers(transaction, name, now).IgnoreError();
     const Demand demand = DemandOf(*waiting.definition);
     if (static_cast<int64_t>(state_.workers.size()) < demand.num_ranks) continue;  // of a large fleet the first come
     const Choice choice = ChooseMembers(demand, Candidates(waiting.record, now));
@@ -203,6 +207,7 @@ void Coordinator::FailJob(Transaction& transaction, const std::string& name, con
   if (job.state != JobState::kPreparing && job.state != JobState::kReady) return;  // the first cause is kept
   GiveUpReshard(transaction, name, cause);
   transaction.MutableJob(name).awaits_incarnation = false;
+  job.goes_back = false;
   job.state = JobState::kFailed;
   const std::string step =
       job.committed_step < 0 ? "no step of it is known" : absl::StrCat("its newest known step is ", job.committed_step);
@@ -224,7 +229,7 @@ void Coordinator::LoseMember(Transaction& transaction, const std::string& name, 
                              absl::Time now, bool died) {
   const JobRecord& record = state_.jobs.at(name).record;
   const bool prepares = record.state == JobState::kPreparing && record.from_epoch == 0;
-  if (record.state == JobState::kFailed || (prepares && record.committed_step >= 0)) {
+  if (record.state == JobState::kFailed || (prepares && record.committed_step >= 0 && !record.goes_back)) {
     return FailJob(transaction, name, cause);
   }
   GiveUpReshard(transaction, name, cause);
@@ -247,7 +252,7 @@ void Coordinator::LoseMember(Transaction& transaction, const std::string& name, 
   if (!prepares) {
     const absl::Status reformed = ReformJob(transaction, name, rank, cause, now);
     if (reformed.ok()) return;
-    return FailJob(transaction, name, absl::StrCat(cause, "; it cannot re-form: ", reformed.message()));
+    return LoseJob(transaction, name, absl::StrCat(cause, "; it cannot re-form: ", reformed.message()), now);
   }
   transaction.Event(absl::StrCat("event=job_unassigned job=", name, " epoch=", record.epoch, " cause=\"",
                                  absl::CHexEscape(cause), "\""));

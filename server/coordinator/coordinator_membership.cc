@@ -179,7 +179,7 @@ void Coordinator::Resume(Transaction& transaction, const Worker& worker, const s
   for (const std::string& name : held) {
     const std::string cause = absl::StrCat("worker ", next.name, " ended, and has what it held");
     const absl::Status formed = ReformJob(transaction, name, kNobody, cause, now);
-    if (!formed.ok()) FailJob(transaction, name, absl::StrCat(cause, "; it cannot re-form: ", formed.message()));
+    if (!formed.ok()) LoseJob(transaction, name, absl::StrCat(cause, "; it cannot re-form: ", formed.message()), now);
   }
 }
 
@@ -202,6 +202,7 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       AssignWaitingJobs(transaction, now);
       return Commit(transaction);
     }
+    last_come_ = now;
     if (there.state == WorkerState::kAlive && TakesOver(last, there.identity) && SamePlace(worker, there.identity)) {
       Resume(transaction, joins, last.resumed, now);
       assign_ = true;
@@ -209,6 +210,7 @@ absl::Status Coordinator::Join(const WorkerIdentity& worker, absl::Time now, con
       return Commit(transaction);
     }
   }
+  last_come_ = now;
   PutNextIncarnation(transaction, joins, now);
   transaction.Event(absl::StrCat("event=worker_joined ", NameAndIncarnation(worker), " pid=", worker.pid, " host=\"",
                                  absl::CHexEscape(worker.host_id), "\" address=\"", absl::CHexEscape(worker.address),
@@ -382,7 +384,9 @@ void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& rep
   const std::string cause = absl::StrCat(Member(worker, report.rank), " failed: ", report.error);
   const SharedList<MemberRecord> members = job.record.members;
   if (report.lost_rank < 0 || report.lost_rank >= static_cast<int32_t>(members.size())) {
-    const bool reforms = job.record.state == JobState::kPreparing && job.record.from_epoch > 0;
+    if (job.record.goes_back && report.unreadable) return PassOverCheckpoint(transaction, report.job, cause, now);
+    const bool reforms =
+        job.record.state == JobState::kPreparing && (job.record.from_epoch > 0 || job.record.goes_back);
     if (!reforms) return FailJob(transaction, report.job, cause);
     // It cannot take its place, or has not enough memory for it: the others may do without.
     const std::string incarnation = absl::StrCat(worker.name, "@", worker.incarnation);
@@ -437,7 +441,10 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
       job.lost_members = 0;
     }
     ApplyFailure(transaction, report, *there, worker, now);
-  } else if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing) {
+    return absl::OkStatus();
+  }
+  if (there->record.goes_back && report.loaded_digest.has_value()) ApplyLoaded(transaction, report, *there, now);
+  if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing) {
     const size_t ranks = there->record.members.size();
     const bool last = there->ready.AllBut(report.epoch, ranks, report.rank);
     Job& job = last ? transaction.MutableJob(report.job) : state_.jobs.at(report.job);
@@ -449,7 +456,8 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
 
 // A report of fewer steps came late, and one of more follows. If none does for a time-out, what is known is wrong.
 void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity& worker, absl::Time now) {
-  if (report.rank != 0 || PlaceIn(report, worker).job == nullptr) return;
+  const Job* const there = report.rank == 0 ? PlaceIn(report, worker).job : nullptr;
+  if (there == nullptr || there->record.goes_back) return;  // its step is the checkpoint's until it is READY
   Job& job = state_.jobs.at(report.job);
   if (report.committed_step < job.record.committed_step) {
     const bool same =
@@ -474,6 +482,10 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
     if (place.kind == Place::kMember) {
       const Told& told = state_.places.ToldOf(state_.jobs, job);
       assignments.push_back({job.definition, record.epoch, place.index, told.peers, OriginOf(job)});
+      if (record.goes_back) {
+        assignments.back().back = record.checkpoints.front();
+        assignments.back().use = job.loaded.AreAll(record.epoch);
+      }
     } else if (place.kind == Place::kOther) {
       const Told& told = state_.places.ToldOf(state_.jobs, job);
       assignments.push_back({job.definition,

@@ -20,12 +20,6 @@ absl::StatusOr<MeshSpec> FromMesh(const Job& job) {
   return ParseMeshSpec(job.record.from_mesh);
 }
 
-// That it goes back to when workers are there again.
-absl::StatusOr<MeshSpec> WantedMesh(const Job& job) {
-  if (job.record.wanted_mesh.empty()) return job.defined->spec().mesh;
-  return ParseMeshSpec(job.record.wanted_mesh);
-}
-
 std::vector<MemberRecord> AllHolders(const JobRecord& job) {
   std::vector<MemberRecord> all = job.members.ToVector();
   all.insert(all.end(), job.others.begin(), job.others.end());
@@ -44,6 +38,11 @@ bool MembersHoldAll(const JobRecord& job) {
 }
 
 }  // namespace
+
+absl::StatusOr<MeshSpec> Coordinator::WantedMesh(const Job& job) {
+  if (job.record.wanted_mesh.empty()) return job.defined->spec().mesh;
+  return ParseMeshSpec(job.record.wanted_mesh);
+}
 
 bool Coordinator::IsThere(const Worker& worker, absl::Time now) const {
   return worker.record.state == WorkerState::kAlive && !IsSilent(worker, now) && !worker.doubted;
@@ -152,13 +151,15 @@ void Coordinator::FormWithoutDeparted(Transaction& transaction, const std::strin
   job.record.others = std::move(others);
   if (MembersHoldAll(job.record)) return;  // it was kept for the case that another is lost
   const std::string why = absl::StrCat("worker ", worker.name, " (pid ", worker.pid, "), which was to leave, ", cause);
+  const bool too_many = ++job.lost_members > options_.max_lost_members;
   const absl::Status formed =
-      ++job.lost_members > options_.max_lost_members
-          ? absl::FailedPreconditionError("it lost too many members without a step between them")
-          : ReformJob(transaction, name, kNobody, why, now);
+      too_many ? absl::FailedPreconditionError("it lost too many members without a step between them")
+               : ReformJob(transaction, name, kNobody, why, now);
   if (formed.ok()) return;
   job.record.others = before;
-  FailJob(transaction, name, absl::StrCat(why, "; it cannot re-form: ", formed.message()));
+  const std::string ended = absl::StrCat(why, "; it cannot re-form: ", formed.message());
+  if (too_many) return FailJob(transaction, name, ended);
+  LoseJob(transaction, name, ended, now);
 }
 
 void Coordinator::LoseDeparting(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause,
@@ -246,6 +247,10 @@ void Coordinator::MakeReady(Transaction& transaction, const std::string& name) {
     member.was = -1;
   }
   job.members = std::move(members);
+  if (job.goes_back) {
+    job.goes_back = false;
+    job.gone_back.epoch = job.epoch;
+  }
   transaction.Event(absl::StrCat("event=job_ready job=", job.name, " epoch=", job.epoch));
 }
 

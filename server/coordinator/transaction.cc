@@ -23,6 +23,16 @@ void ReadyRanks::Add(int64_t epoch, size_t num_ranks, size_t rank) {
   ready_[rank] = true;
 }
 
+void LoadedShards::Add(int64_t epoch, size_t num_ranks, size_t rank, uint64_t digest) {
+  if (epoch != epoch_ || digests_.size() != num_ranks) {
+    epoch_ = epoch;
+    count_ = 0;
+    digests_.assign(num_ranks, std::nullopt);
+  }
+  count_ += !digests_[rank].has_value();
+  digests_[rank] = digest;
+}
+
 void Transaction::SaveJob(const std::string& name) {
   if (old_jobs_.count(name) > 0) return;
   const auto found = state_.jobs.find(name);

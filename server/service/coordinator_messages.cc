@@ -47,6 +47,14 @@ v1::Peer PeerOf(const WorkerIdentity& worker, int32_t rank) {
   return peer;
 }
 
+v1::StoredCheckpoint ToProto(const CheckpointRecord& checkpoint) {
+  v1::StoredCheckpoint proto;
+  proto.set_folder(checkpoint.folder);
+  proto.set_step(checkpoint.step);
+  proto.set_digest(checkpoint.digest);
+  return proto;
+}
+
 MemberReport::State StateOf(v1::MemberState state) {
   switch (state) {
     case v1::MEMBER_STATE_FAILED:
@@ -100,6 +108,13 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
   proto.set_reshard_error(view.reshard_error);
   *proto.mutable_protocol() = OwnProtocol();
   if (view.next != nullptr) *proto.mutable_resharding() = ToProto(*view.next);
+  for (const CheckpointRecord& checkpoint : view.checkpoints) *proto.add_checkpoints() = ToProto(checkpoint);
+  if (const GoneBackRecord& back = view.gone_back; !back.checkpoint.folder.empty()) {
+    proto.mutable_gone_back()->set_epoch(back.epoch);
+    *proto.mutable_gone_back()->mutable_checkpoint() = ToProto(back.checkpoint);
+    proto.mutable_gone_back()->set_lost_step(back.lost_step);
+    proto.mutable_gone_back()->set_cause(back.cause);
+  }
   return proto;
 }
 
@@ -111,6 +126,7 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   proto.set_leaves(assignment.leaves);
   const Origin& from = assignment.from;
   if (from.epoch > 0) proto.mutable_from()->set_epoch(from.epoch);
+  if (assignment.back.has_value()) proto.mutable_back()->set_use(assignment.use);
   if (known) {
     proto.mutable_spec()->set_name(assignment.definition->spec().name);
     return proto;
@@ -119,6 +135,7 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   proto.set_plan_hash(assignment.definition->plan().hash());
   proto.set_secret(assignment.secret);
   if (from.epoch > 0) proto.mutable_from()->set_mesh(from.mesh);
+  if (assignment.back.has_value()) *proto.mutable_back()->mutable_checkpoint() = ToProto(*assignment.back);
   for (const int32_t was : from.was) proto.mutable_from()->add_was(was);
   for (const MemberRecord& departing : from.departing) {
     *proto.mutable_from()->add_departing() = PeerOf(departing.worker, departing.was);
@@ -197,6 +214,8 @@ std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request) 
     report.published_steps.assign(from.published_steps().begin(), from.published_steps().end());
     report.error = from.error();
     if (from.has_lost_rank()) report.lost_rank = from.lost_rank();
+    if (from.has_loaded_digest()) report.loaded_digest = from.loaded_digest();
+    report.unreadable = from.unreadable();
     reports.push_back(std::move(report));
   }
   return reports;

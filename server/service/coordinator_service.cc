@@ -33,7 +33,9 @@ void Log(const std::vector<std::string>& events) {
     const bool bad = absl::StartsWith(event, "event=job_failed") || absl::StartsWith(event, "event=worker_dead") ||
                      absl::StartsWith(event, "event=job_reforms") || absl::StartsWith(event, "event=plan_differs") ||
                      absl::StartsWith(event, "event=held_up") || absl::StartsWith(event, "event=reshard_given_up") ||
-                     absl::StartsWith(event, "event=job_awaits") || absl::StartsWith(event, "event=other_state_file");
+                     absl::StartsWith(event, "event=job_awaits") || absl::StartsWith(event, "event=job_goes_back") ||
+                     absl::StartsWith(event, "event=checkpoint_passed_over") ||
+                     absl::StartsWith(event, "event=other_state_file");
     spdlog::log(bad ? spdlog::level::warn : spdlog::level::info, "{}", event);
   }
 }
@@ -189,6 +191,21 @@ grpc::ServerUnaryReactor* CoordinatorService::ReshardJob(grpc::CallbackServerCon
     *r = ToProto(view, true);
     return absl::OkStatus();
   });
+}
+
+grpc::ServerUnaryReactor* CoordinatorService::RecordCheckpoint(grpc::CallbackServerContext* context,
+                                                               const v1::RecordCheckpointRequest* request,
+                                                               v1::RecordCheckpointReply* reply) {
+  return Unary(
+      context, request, reply, [&](const v1::RecordCheckpointRequest& q, v1::RecordCheckpointReply*) -> absl::Status {
+        RETURN_IF_ERROR(Validate(q));
+        LogCaller("RecordCheckpoint", q.job(), *context);
+        const CheckpointRecord checkpoint{q.checkpoint().folder(), q.checkpoint().step(), q.checkpoint().digest()};
+        return LogRefusal("RecordCheckpoint", q.job(), *context,
+                          Locked([&](shardmesh::Coordinator& coordinator, absl::Time) {
+                            return coordinator.RecordCheckpoint(q.job(), q.uid(), q.epoch(), checkpoint);
+                          }));
+      });
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::ResolveNames(grpc::CallbackServerContext* context,

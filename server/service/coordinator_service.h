@@ -50,6 +50,9 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
                                       v1::DeleteJobReply* reply) override;
   grpc::ServerUnaryReactor* ReshardJob(grpc::CallbackServerContext* context, const v1::ReshardJobRequest* request,
                                        v1::JobDescription* reply) override;
+  grpc::ServerUnaryReactor* RecordCheckpoint(grpc::CallbackServerContext* context,
+                                             const v1::RecordCheckpointRequest* request,
+                                             v1::RecordCheckpointReply* reply) override;
   grpc::ServerUnaryReactor* ResolveNames(grpc::CallbackServerContext* context, const v1::ResolveNamesRequest* request,
                                          v1::ResolveNamesReply* reply) override;
   grpc::ServerUnaryReactor* GetPlan(grpc::CallbackServerContext* context, const v1::GetPlanRequest* request,

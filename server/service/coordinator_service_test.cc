@@ -294,6 +294,66 @@ TEST_F(CoordinatorServiceTest, SameJobUnderOtherNames_IsTheSame_WithTheFirstName
               StatusIs(Code::kInvalidArgument, HasSubstr("given of parameter 0")));
 }
 
+TEST_F(CoordinatorServiceTest, JobThatGoesBack_SaysToWhichCheckpoint) {
+  for (const char* worker : {"a", "b", "c"}) ASSERT_OK(Join(worker));
+  JobSpec spec = SmallMeshSpec("j", "fsdp=2");
+  spec.on_loss = OnLoss::kCheckpoint;
+  ASSERT_OK(Create(spec));
+  for (const char* worker : {"a", "b"}) {
+    ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply told, Beat(worker));
+    EXPECT_FALSE(told.assignments(0).has_back());
+    ASSERT_OK(Beat(worker, told));
+  }
+  ASSERT_EQ(Describe("j")->state(), v1::JOB_STATE_READY);
+  EXPECT_FALSE(Describe("j")->has_gone_back());
+  v1::RecordCheckpointRequest record;
+  record.set_job("j");
+  record.set_uid(Describe("j")->uid());
+  record.set_epoch(1);
+  record.mutable_checkpoint()->set_folder("/data/step-3");
+  record.mutable_checkpoint()->set_step(3);
+  record.mutable_checkpoint()->set_digest(~uint64_t{0});
+  ASSERT_OK(Call(&v1::Coordinator::Stub::RecordCheckpoint, record));
+  record.set_uid(record.uid() ^ 1);
+  EXPECT_THAT(Call(&v1::Coordinator::Stub::RecordCheckpoint, record).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("has uid")));
+  record.clear_checkpoint();
+  EXPECT_THAT(Call(&v1::Coordinator::Stub::RecordCheckpoint, record).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("checkpoint is unset")));
+  ASSERT_EQ(Describe("j")->checkpoints_size(), 1);
+  EXPECT_EQ(Describe("j")->checkpoints(0).digest(), ~uint64_t{0});
+
+  v1::LeaveRequest leave;
+  leave.set_name("b");
+  leave.set_incarnation(1);
+  ASSERT_OK(Call(&v1::Coordinator::Stub::Leave, leave));
+  EXPECT_EQ(Describe("j")->gone_back().epoch(), 0);
+  EXPECT_EQ(Describe("j")->gone_back().lost_step(), 4);
+  EXPECT_THAT(Describe("j")->gone_back().cause(), HasSubstr("worker b (rank 1"));
+  const auto loaded = [&](const std::string& worker, int rank, uint64_t digest) {
+    v1::HeartbeatRequest request;
+    request.set_name(worker);
+    request.set_incarnation(1);
+    v1::MemberStatus* const status = request.add_jobs();
+    status->set_job("j");
+    status->set_epoch(2);
+    status->set_rank(rank);
+    status->set_state(v1::MEMBER_STATE_PREPARING);
+    status->set_committed_step(-1);
+    status->set_loaded_digest(digest);
+    return Call(&v1::Coordinator::Stub::Heartbeat, request);
+  };
+  for (const char* worker : {"a", "c"}) {
+    ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply told, Beat(worker));
+    EXPECT_EQ(told.assignments(0).back().checkpoint().folder(), "/data/step-3");
+    EXPECT_FALSE(told.assignments(0).back().use());
+    ASSERT_OK(loaded(worker, told.assignments(0).rank(), told.assignments(0).rank() == 0 ? 1 : ~uint64_t{0} - 1));
+  }
+  ASSERT_OK_AND_ASSIGN(const v1::HeartbeatReply use, loaded("a", 0, 1));
+  EXPECT_TRUE(use.assignments(0).back().use());
+  EXPECT_FALSE(use.assignments(0).back().has_checkpoint()) << "it knows it";
+}
+
 TEST_F(CoordinatorServiceTest, StaleIncarnation_Aborted) {
   ASSERT_OK(Join("a", 5));
   EXPECT_THAT(Join("a", 4), StatusIs(Code::kAborted, AllOf(HasSubstr("incarnation 4"), HasSubstr("5"))));

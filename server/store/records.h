@@ -5,6 +5,8 @@
 //             +-- plan hash differs, +  +-- a member fails --+      +-- a member dies, leaves or fails
 //                 a member dies or leaves                    |      |
 //                                                            +------+--> FAILED (sticky: until the job is deleted)
+//   A job that would fail for a loss goes back to its newest checkpoint instead, if its specification says so and it has
+//   one: it is WAITING, and PREPARING again when there are workers.
 //   A READY job whose other members have a copy of every shard re-forms when a member dies or leaves: it is PREPARING
 //   again, without that one, with from_epoch set, and so again if it loses another; else it fails. It never waits, but
 //   for the next incarnation of a worker that a node restarts, while nobody else has its shard.
@@ -89,6 +91,30 @@ struct MemberRecord {
   }
 };
 
+// A checkpoint that is there whole. Meanings: StoredCheckpoint in job.proto.
+struct CheckpointRecord {
+  std::string folder;
+  int64_t step = 0;
+  uint64_t digest = 0;
+
+  friend bool operator==(const CheckpointRecord& a, const CheckpointRecord& b) {
+    return a.folder == b.folder && a.step == b.step && a.digest == b.digest;
+  }
+};
+inline constexpr size_t kMaxCheckpoints = 3;  // of a job
+
+// Meanings: GoneBack in job.proto.
+struct GoneBackRecord {
+  int64_t epoch = 0;
+  CheckpointRecord checkpoint;
+  int64_t lost_step = -1;
+  std::string cause;
+
+  friend bool operator==(const GoneBackRecord& a, const GoneBackRecord& b) {
+    return a.epoch == b.epoch && a.checkpoint == b.checkpoint && a.lost_step == b.lost_step && a.cause == b.cause;
+  }
+};
+
 // A job without its specification as it was given, which never changes and is kept apart.
 struct JobRecord {
   std::string name;
@@ -111,13 +137,18 @@ struct JobRecord {
   // Then, too: workers that were members at that epoch and are not now, each with its rank there (MemberRecord::was).
   // They keep what they held: for the members, of a job that is resharded, or should another member be lost.
   SharedList<MemberRecord> others;
+  std::vector<CheckpointRecord> checkpoints;  // the newest first, at most kMaxCheckpoints
+  bool goes_back = false;                     // WAITING or PREPARING: to the first of them
+  // The last time that it did; without a folder: never. Its epoch is the first one after that; while it goes back, 0.
+  GoneBackRecord gone_back;
 
   friend bool operator==(const JobRecord& a, const JobRecord& b) {
     return a.name == b.name && a.uid == b.uid && a.secret == b.secret && a.state == b.state && a.epoch == b.epoch &&
            a.members == b.members && a.excluded == b.excluded && a.error == b.error &&
            a.committed_step == b.committed_step && a.published_steps == b.published_steps && a.mesh == b.mesh &&
-           a.wanted_mesh == b.wanted_mesh &&
-           a.from_epoch == b.from_epoch && a.from_mesh == b.from_mesh && a.others == b.others;
+           a.wanted_mesh == b.wanted_mesh && a.checkpoints == b.checkpoints && a.goes_back == b.goes_back &&
+           a.gone_back == b.gone_back && a.from_epoch == b.from_epoch && a.from_mesh == b.from_mesh &&
+           a.others == b.others;
   }
 };
 

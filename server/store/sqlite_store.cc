@@ -27,7 +27,7 @@ namespace {
 
 constexpr char kInMemory[] = ":memory:";  // a path that is no file, to SQLite
 
-constexpr int64_t kSchemaVersion = 5;  // PRAGMA user_version
+constexpr int64_t kSchemaVersion = 6;  // PRAGMA user_version
 
 // Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
 // Of version 1; a new file is made of it and of all upgrades.
@@ -67,7 +67,18 @@ ALTER TABLE workers ADD COLUMN secret BLOB NOT NULL DEFAULT '';
 ALTER TABLE jobs ADD COLUMN secret BLOB NOT NULL DEFAULT '';
 )";
 
-// Of version 5, and the types of their columns (SqliteStatement::HasTypes).
+// Version 5 to 6: jobs that go back to a checkpoint. Place 0 of a job is its newest one, place -1 the one that it went
+// back to last.
+constexpr char kUpgradeTo6[] = R"(
+CREATE TABLE checkpoints(job BLOB, place INTEGER, folder BLOB, step INTEGER, digest INTEGER,
+                         PRIMARY KEY(job, place)) WITHOUT ROWID;
+ALTER TABLE jobs ADD COLUMN goes_back INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN back_epoch INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN lost_step INTEGER NOT NULL DEFAULT -1;
+ALTER TABLE jobs ADD COLUMN back_cause BLOB NOT NULL DEFAULT '';
+)";
+
+// Of version 6, and the types of their columns (SqliteStatement::HasTypes).
 struct Table {
   const char* name;
   const char* columns;
@@ -78,10 +89,11 @@ constexpr Table kWorkers = {"workers", "name,incarnation,address,host_id,local_s
 constexpr Table kSpecs = {"specs", "job,spec", "tt"};
 constexpr Table kJobs = {"jobs",
                          "name,state,epoch,excluded,error,committed_step,published_steps,mesh,from_epoch,from_mesh,"
-                         "wanted_mesh,uid,secret",
-                         "tiittittittit"};
+                         "wanted_mesh,uid,secret,goes_back,back_epoch,lost_step,back_cause",
+                         "tiittittittitiiit"};
 constexpr Table kMembers = {"members", "job,rank,name,incarnation,address,host_id,local_socket,pid,ready,was",
                             "tititttiii"};
+constexpr Table kCheckpoints = {"checkpoints", "job,place,folder,step,digest", "titii"};
 
 WorkerIdentity IdentityAt(const SqliteStatement& row, int column) {
   WorkerIdentity identity;
@@ -123,7 +135,7 @@ class SqliteStore final : public Store {
     if (status.ok()) status = WriteAll(batch);
     if (status.ok()) status = db_->Execute("COMMIT");
     if (status.ok()) {
-      for (const JobRecord& job : batch.put_jobs) stored_[job.name] = {job.members, job.others};
+      for (const JobRecord& job : batch.put_jobs) stored_[job.name] = StoredOf(job);
       for (const std::string& job : batch.delete_jobs) stored_.erase(job);
       return status;
     }
@@ -147,6 +159,7 @@ class SqliteStore final : public Store {
     RETURN_IF_ERROR(LoadSpecs(contents));
     RETURN_IF_ERROR(LoadJobs(contents));
     RETURN_IF_ERROR(LoadMembers(contents));
+    RETURN_IF_ERROR(LoadCheckpoints(contents));
     for (const auto& [name, job] : contents.jobs) {
       if (const absl::Status good = CheckStored(job); !good.ok()) {
         return Damaged(absl::StrCat("job ", name, ": ", good.message()));
@@ -156,7 +169,7 @@ class SqliteStore final : public Store {
                      db_->Integer("SELECT count(*) FROM meta WHERE typeof(value)!='integer' OR value<0"));
     if (others > 0) return Damaged("table meta has a value that is no number from 0 on");
     ASSIGN_OR_RETURN(contents.epoch_floor, db_->Integer("SELECT value FROM meta WHERE key='epoch_floor'"));
-    for (const auto& [name, job] : contents.jobs) stored_[name] = {job.members, job.others};
+    for (const auto& [name, job] : contents.jobs) stored_[name] = StoredOf(job);
     return contents;
   }
 
@@ -246,7 +259,7 @@ class SqliteStore final : public Store {
     }
     ASSIGN_OR_RETURN(const std::string check, db_->Text("PRAGMA quick_check(1)"));
     if (check != "ok") return Damaged(check);
-    for (const Table& table : {kWorkers, kSpecs, kJobs, kMembers}) {
+    for (const Table& table : {kWorkers, kSpecs, kJobs, kMembers, kCheckpoints}) {
       const std::string sql = absl::StrCat("SELECT group_concat(name) FROM pragma_table_info('", table.name, "')");
       ASSIGN_OR_RETURN(const std::string columns, db_->Text(sql.c_str()));
       if (columns == table.columns) continue;
@@ -277,7 +290,8 @@ class SqliteStore final : public Store {
     if (version == 1) RETURN_IF_ERROR(db_->Execute(kUpgradeTo2));
     if (version <= 2) RETURN_IF_ERROR(db_->Execute(kUpgradeTo3));
     if (version <= 3) RETURN_IF_ERROR(db_->Execute(kUpgradeTo4));
-    RETURN_IF_ERROR(db_->Execute(kUpgradeTo5));
+    if (version <= 4) RETURN_IF_ERROR(db_->Execute(kUpgradeTo5));
+    RETURN_IF_ERROR(db_->Execute(kUpgradeTo6));
     return db_->Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str());
   }
 
@@ -287,8 +301,8 @@ class SqliteStore final : public Store {
     for (const auto& [job, bytes] : batch.put_specs) RETURN_IF_ERROR(spec.Bind(job).Bind(bytes).Run());
     for (const JobRecord& job : batch.put_jobs) RETURN_IF_ERROR(WriteJob(job));
     for (const std::string& job : batch.delete_jobs) {
-      for (const char* sql :
-           {"DELETE FROM jobs WHERE name=?", "DELETE FROM specs WHERE job=?", "DELETE FROM members WHERE job=?"}) {
+      for (const char* sql : {"DELETE FROM jobs WHERE name=?", "DELETE FROM specs WHERE job=?",
+                              "DELETE FROM members WHERE job=?", "DELETE FROM checkpoints WHERE job=?"}) {
         RETURN_IF_ERROR(SqliteStatement(*db_, sql).Bind(job).Run());
       }
     }
@@ -314,12 +328,34 @@ class SqliteStore final : public Store {
   absl::Status WriteJob(const JobRecord& job) {
     const std::string excluded = absl::StrJoin(job.excluded, ",");
     const std::string published = absl::StrJoin(job.published_steps, ",");
-    SqliteStatement put(*db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?)");
+    SqliteStatement put(*db_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)");
     put.Bind(job.name).Bind(static_cast<int64_t>(job.state)).Bind(job.epoch).Bind(excluded).Bind(job.error);
     put.Bind(job.committed_step).Bind(published).Bind(job.mesh).Bind(job.from_epoch).Bind(job.from_mesh);
     put.Bind(job.wanted_mesh).Bind(job.uid).Bind(job.secret);
+    put.Bind(int64_t{job.goes_back}).Bind(job.gone_back.epoch).Bind(job.gone_back.lost_step).Bind(job.gone_back.cause);
     RETURN_IF_ERROR(put.Run());
+    RETURN_IF_ERROR(WriteCheckpoints(job));
     return WriteMembers(job);
+  }
+
+  absl::Status WriteCheckpoints(const JobRecord& job) {
+    const auto found = stored_.find(job.name);
+    const bool none = job.checkpoints.empty() && job.gone_back.checkpoint.folder.empty();
+    if (found == stored_.end()
+            ? none
+            : found->second.checkpoints == job.checkpoints && found->second.gone_back == job.gone_back.checkpoint) {
+      return absl::OkStatus();
+    }
+    RETURN_IF_ERROR(SqliteStatement(*db_, "DELETE FROM checkpoints WHERE job=?").Bind(job.name).Run());
+    SqliteStatement row(*db_, "INSERT INTO checkpoints VALUES(?,?,?,?,?)");
+    const auto write = [&](int64_t place, const CheckpointRecord& checkpoint) {
+      row.Bind(job.name).Bind(place).Bind(checkpoint.folder).Bind(checkpoint.step);
+      return row.Bind(static_cast<int64_t>(checkpoint.digest)).Run();
+    };
+    for (size_t place = 0; place < job.checkpoints.size(); ++place) {
+      RETURN_IF_ERROR(write(static_cast<int64_t>(place), job.checkpoints[place]));
+    }
+    return job.gone_back.checkpoint.folder.empty() ? absl::OkStatus() : write(-1, job.gone_back.checkpoint);
   }
 
   // The rows that differ from those that are there.
@@ -413,6 +449,13 @@ class SqliteStore final : public Store {
       job.wanted_mesh = row.Text(10);
       job.uid = row.Integer(11);
       job.secret = row.Text(12);
+      job.goes_back = row.Integer(13) == 1;
+      if (row.Integer(13) != 0 && !job.goes_back) {
+        return Damaged(absl::StrCat("job ", job.name, " has goes_back ", row.Integer(13), "; it is 0 or 1"));
+      }
+      job.gone_back.epoch = row.Integer(14);
+      job.gone_back.lost_step = row.Integer(15);
+      job.gone_back.cause = row.Text(16);
       if (JobStateName(job.state) == "unknown" || contents.specs.count(job.name) == 0) {
         return Damaged(absl::StrCat("job ", job.name, " has state ", row.Integer(1), ", or no specification"));
       }
@@ -458,13 +501,39 @@ class SqliteStore final : public Store {
     }
   }
 
-  // What the file has of the members of a job; of a job that is not here nothing is known.
-  struct StoredMembers {
+  absl::Status LoadCheckpoints(StoreContents& contents) {
+    SqliteStatement row(*db_, "SELECT * FROM checkpoints ORDER BY job, place");
+    while (true) {
+      ASSIGN_OR_RETURN(const bool found, row.Next());
+      if (!found) return absl::OkStatus();
+      RETURN_IF_ERROR(CheckTypes(row, kCheckpoints));
+      const auto job = contents.jobs.find(row.Text(0));
+      const int64_t place = row.Integer(1);
+      const int64_t next = job == contents.jobs.end() ? 0 : static_cast<int64_t>(job->second.checkpoints.size());
+      if (job == contents.jobs.end() || (place != -1 && place != next)) {
+        return Damaged(absl::StrCat("checkpoint ", place, " of job ", row.Text(0), " has no place"));
+      }
+      const CheckpointRecord checkpoint{row.Text(2), row.Integer(3), static_cast<uint64_t>(row.Integer(4))};
+      if (place == -1) {
+        job->second.gone_back.checkpoint = checkpoint;
+      } else {
+        job->second.checkpoints.push_back(checkpoint);
+      }
+    }
+  }
+
+  // What the file has of a job in other tables; of a job that is not here nothing is known.
+  struct Stored {
     SharedList<MemberRecord> members, others;
+    std::vector<CheckpointRecord> checkpoints;
+    CheckpointRecord gone_back;
   };
+  static Stored StoredOf(const JobRecord& job) {
+    return {job.members, job.others, job.checkpoints, job.gone_back.checkpoint};
+  }
 
   const std::string path_;
-  std::map<std::string, StoredMembers> stored_;
+  std::map<std::string, Stored> stored_;
   std::unique_ptr<SqliteDatabase> db_;
   FileId file_;
 };

@@ -46,6 +46,8 @@ JobRecord FullJob(const std::string& name) {
   job.from_mesh = "ddp=2,fsdp=2";
   job.wanted_mesh = "ddp=4";
   job.secret = std::string("secret\0\xfe", 8);
+  job.checkpoints = {{"/data/step-12", 12, 0xfedcba9876543210}, {"/data/it's", 8, 3}};
+  job.gone_back = {3, {"/old/step-8", 8, 4}, 11, "worker \"w1\" ended"};
   return job;
 }
 
@@ -155,6 +157,28 @@ TEST_P(StoreConformance, MembersChange_ExactlyTheNewOnesAreThere) {
   }
 }
 
+TEST_P(StoreConformance, CheckpointsChange_ExactlyTheNewOnesAreThere) {
+  const CheckpointRecord one{"/1", 1, 11}, two{"/2", 2, 22}, none;
+  StoreBatch batch;
+  batch.put_specs["j"] = "s";
+  batch.put_jobs = {FullJob("j")};
+  JobRecord& job = batch.put_jobs[0];
+  using List = std::vector<CheckpointRecord>;
+  for (const auto& [checkpoints, gone_back] : std::vector<std::pair<List, CheckpointRecord>>{
+           {{}, none}, {{one}, none}, {{two, one}, none}, {{two}, two}, {{two}, one}, {{}, one}, {{one, two}, none}}) {
+    job.checkpoints = checkpoints;
+    job.gone_back.checkpoint = gone_back;
+    ASSERT_OK(store_->Write(batch));
+    EXPECT_EQ(Load().jobs.at("j"), job);
+  }
+  job.state = JobState::kWaiting;
+  job.from_epoch = 0;
+  job.members = {};
+  job.goes_back = true;
+  ASSERT_OK(store_->Write(batch));
+  EXPECT_EQ(Load().jobs.at("j"), job);
+}
+
 TEST_P(StoreConformance, Delete_RemovesJobWithItsSpecAndMembers) {
   StoreBatch batch;
   batch.put_workers = {MakeWorker("w0", 1)};
@@ -235,7 +259,7 @@ TEST(SqliteStore, NewerSchemaVersion_FailedPreconditionNamingBoth) {
   RunSql(path, "PRAGMA user_version=17");
   EXPECT_THAT(NewSqliteStore(path),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 5"))));
+                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 6"))));
 }
 
 // As version 1 made its files, with one job.
@@ -312,6 +336,30 @@ TEST(SqliteStore, FileOfVersion4_IsUpgraded_AndHasNoSecretsYet) {
   ASSERT_OK(OpenOrDie(path)->Write(batch));
   ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
   EXPECT_EQ(contents.workers.at("w0"), MakeWorker("w0", 2));
+  EXPECT_EQ(contents.jobs.at("j"), FullJob("j"));
+}
+
+constexpr char kVersion5[] = R"(
+ALTER TABLE workers ADD COLUMN secret BLOB NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN secret BLOB NOT NULL DEFAULT '';
+UPDATE jobs SET secret=x'73';
+PRAGMA user_version=5;
+)";
+
+TEST(SqliteStore, FileOfVersion5_IsUpgraded_AndHasNoCheckpointsYet) {
+  const std::string path = NewPath();
+  for (const char* sql : {kVersion1, kVersion4, kVersion5}) RunSql(path, sql);
+  for (int time = 0; time < 2; ++time) {
+    ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+    EXPECT_EQ(contents.jobs.at("j").secret, "s");
+    EXPECT_TRUE(contents.jobs.at("j").checkpoints.empty());
+    EXPECT_EQ(contents.jobs.at("j").gone_back, GoneBackRecord());
+    EXPECT_FALSE(contents.jobs.at("j").goes_back);
+  }
+  StoreBatch batch;
+  batch.put_jobs = {FullJob("j")};
+  ASSERT_OK(OpenOrDie(path)->Write(batch));
+  ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
   EXPECT_EQ(contents.jobs.at("j"), FullJob("j"));
 }
 
@@ -453,6 +501,18 @@ TEST(SqliteStore, RowsThatTheCoordinatorNeverWrites_DataLossNamingThem) {
            {"UPDATE workers SET secret=zeroblob(65)", "its secret has 65 bytes; at most 64"},
            {"UPDATE workers SET secret=7", "a row of table workers"},
            {"UPDATE jobs SET secret=zeroblob(65)", "its secret has 65 bytes; at most 64"},
+           {"UPDATE jobs SET goes_back=2", "has goes_back 2"},
+           {"UPDATE jobs SET goes_back=1, from_epoch=0", "a failed job with 2 checkpoints and from_epoch 0 goes back"},
+           {"UPDATE jobs SET back_epoch=4", "for epoch 4; its epoch is 3"},
+           {"UPDATE jobs SET lost_step=-2", "from step -2"},
+           {"UPDATE jobs SET back_cause=x'ff'", "it went back to a checkpoint"},
+           {"UPDATE checkpoints SET step=-1 WHERE place=1", "its checkpoint is of step -1"},
+           {"UPDATE checkpoints SET folder=x'64' WHERE place=-1", "in \"d\"; it is an absolute path"},
+           {"UPDATE checkpoints SET folder=x'2fff'", "it is an absolute path in UTF-8"},
+           {"UPDATE checkpoints SET digest='x'", "a row of table checkpoints"},
+           {"UPDATE checkpoints SET place=5 WHERE place=1", "checkpoint 5 of job j has no place"},
+           {"UPDATE checkpoints SET job=x'6b' WHERE place=1", "checkpoint 1 of job k has no place"},
+           {"DROP TABLE checkpoints", "table checkpoints has columns"},
            {"ALTER TABLE workers DROP COLUMN secret", "table workers has columns"},
            {"INSERT OR REPLACE INTO meta VALUES('epoch_floor', -1)", "table meta"},
            {"ALTER TABLE jobs DROP COLUMN wanted_mesh", "table jobs has columns"},

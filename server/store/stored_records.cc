@@ -63,6 +63,34 @@ absl::Status CheckSteps(const JobRecord& job) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCheckpoint(const CheckpointRecord& checkpoint) {
+  if (checkpoint.step < 0 || checkpoint.step > kMaxStep) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("its checkpoint is of step ", checkpoint.step, "; it is 0 to ", kMaxStep));
+  }
+  if (!checkpoint.folder.empty() && checkpoint.folder[0] == '/' && IsUtf8(checkpoint.folder)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("its checkpoint is in \"", absl::CHexEscape(checkpoint.folder),
+                                                 "\"; it is an absolute path in UTF-8"));
+}
+
+absl::Status CheckCheckpoints(const JobRecord& job) {
+  for (const CheckpointRecord& checkpoint : job.checkpoints) RETURN_IF_ERROR(CheckCheckpoint(checkpoint));
+  const GoneBackRecord& back = job.gone_back;
+  if (!back.checkpoint.folder.empty()) RETURN_IF_ERROR(CheckCheckpoint(back.checkpoint));
+  const bool on_its_way = job.state == JobState::kWaiting || job.state == JobState::kPreparing;
+  if (job.goes_back && (!on_its_way || job.checkpoints.empty() || job.from_epoch != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("a ", JobStateName(job.state), " job with ", job.checkpoints.size(),
+                                                   " checkpoints and from_epoch ", job.from_epoch,
+                                                   " goes back to one"));
+  }
+  if (!IsUtf8(back.cause) || back.epoch < 0 || back.epoch > job.epoch || back.lost_step < -1 ||
+      back.lost_step > kMaxStep) {
+    return absl::InvalidArgumentError(absl::StrCat("it went back to a checkpoint from step ", back.lost_step,
+                                                   " for epoch ", back.epoch, "; its epoch is ", job.epoch));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckStored(const WorkerRecord& worker) {
@@ -75,6 +103,7 @@ absl::Status CheckStored(const JobRecord& job) {
   if (job.uid < 0) return absl::InvalidArgumentError(absl::StrCat("uid is ", job.uid, "; it is 0 or more"));
   RETURN_IF_ERROR(CheckSecretBytes(job.secret));
   RETURN_IF_ERROR(CheckSteps(job));
+  RETURN_IF_ERROR(CheckCheckpoints(job));
   const bool assigned = job.state == JobState::kPreparing || job.state == JobState::kReady;
   if (job.epoch < (assigned ? 1 : 0)) {
     return absl::InvalidArgumentError(absl::StrCat("epoch is ", job.epoch, "; it is ", assigned ? 1 : 0, " or more"));

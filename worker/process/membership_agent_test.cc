@@ -96,6 +96,10 @@ class FakeCoordinator final : public CoordinatorTransport {
   }
   absl::StatusOr<v1::ListJobsReply> ListJobs(const v1::ListJobsRequest&, absl::Duration) override { return No(); }
   absl::StatusOr<v1::JobDescription> ReshardJob(const v1::ReshardJobRequest&, absl::Duration) override { return No(); }
+  absl::StatusOr<v1::RecordCheckpointReply> RecordCheckpoint(const v1::RecordCheckpointRequest&,
+                                                             absl::Duration) override {
+    return No();
+  }
   absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest&, absl::Duration) override { return No(); }
   absl::StatusOr<v1::ResolveNamesReply> ResolveNames(const v1::ResolveNamesRequest&, absl::Duration) override {
     return No();

@@ -24,6 +24,8 @@ class CoordinatorTransport {
   virtual absl::StatusOr<v1::ListJobsReply> ListJobs(const v1::ListJobsRequest&, absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::DeleteJobReply> DeleteJob(const v1::DeleteJobRequest&, absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::JobDescription> ReshardJob(const v1::ReshardJobRequest&, absl::Duration timeout) = 0;
+  virtual absl::StatusOr<v1::RecordCheckpointReply> RecordCheckpoint(const v1::RecordCheckpointRequest&,
+                                                                     absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::ResolveNamesReply> ResolveNames(const v1::ResolveNamesRequest&,
                                                              absl::Duration timeout) = 0;
   virtual absl::StatusOr<v1::GetPlanReply> GetPlan(const v1::GetPlanRequest&, absl::Duration timeout) = 0;

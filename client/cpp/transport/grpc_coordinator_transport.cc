@@ -57,6 +57,7 @@ class GrpcCoordinatorTransport final : public CoordinatorTransport {
   SHARDMESH_METHOD(ListJobs, v1::ListJobsRequest, v1::ListJobsReply)
   SHARDMESH_METHOD(DeleteJob, v1::DeleteJobRequest, v1::DeleteJobReply)
   SHARDMESH_METHOD(ReshardJob, v1::ReshardJobRequest, v1::JobDescription)
+  SHARDMESH_METHOD(RecordCheckpoint, v1::RecordCheckpointRequest, v1::RecordCheckpointReply)
   SHARDMESH_METHOD(ResolveNames, v1::ResolveNamesRequest, v1::ResolveNamesReply)
   SHARDMESH_METHOD(GetPlan, v1::GetPlanRequest, v1::GetPlanReply)
   SHARDMESH_METHOD(ListVersions, v1::ListVersionsRequest, v1::ListVersionsReply)

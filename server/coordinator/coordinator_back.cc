@@ -1,0 +1,140 @@
+// Jobs that go back to a checkpoint by themselves, since they lost a shard of which no other copy is left.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "core/base/status.h"
+#include "core/mesh/reform.h"
+#include "server/coordinator/coordinator.h"
+
+namespace shardmesh {
+namespace {
+
+std::string Quoted(absl::string_view text) { return absl::StrCat("\"", absl::CHexEscape(text), "\""); }
+
+}  // namespace
+
+absl::Status Coordinator::RecordCheckpoint(const std::string& name, int64_t uid, int64_t epoch,
+                                           const CheckpointRecord& checkpoint) {
+  const auto found = state_.jobs.find(name);
+  if (found == state_.jobs.end()) return NoSuchJob(name);
+  const Job& there = found->second;
+  if (there.record.uid != uid) return absl::NotFoundError(IsAnother(there.record, uid));
+  if (there.defined->spec().on_loss != OnLoss::kCheckpoint) return absl::OkStatus();
+  if (epoch > there.record.epoch) {
+    return absl::InvalidArgumentError(absl::StrCat("epoch is ", epoch, "; job ", name, " is at ", there.record.epoch));
+  }
+  if (there.record.goes_back || epoch < there.record.gone_back.epoch) {
+    return absl::AbortedError(absl::StrCat("job ", name, " has gone back to step ",
+                                           there.record.gone_back.checkpoint.step, " since epoch ", epoch,
+                                           "; the checkpoint of step ", checkpoint.step, " is of steps that it left"));
+  }
+  if (!there.record.checkpoints.empty() && there.record.checkpoints.front() == checkpoint) return absl::OkStatus();
+  Transaction transaction = NewTransaction();
+  std::vector<CheckpointRecord>& all = transaction.MutableJob(name).record.checkpoints;
+  all.erase(std::remove_if(all.begin(), all.end(),
+                           [&](const CheckpointRecord& older) { return older.folder == checkpoint.folder; }),
+            all.end());
+  all.insert(all.begin(), checkpoint);
+  if (all.size() > kMaxCheckpoints) all.resize(kMaxCheckpoints);
+  transaction.Event(absl::StrCat("event=checkpoint_recorded job=", name, " step=", checkpoint.step,
+                                 " folder=", Quoted(checkpoint.folder)));
+  return Commit(transaction);
+}
+
+void Coordinator::LoseJob(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now) {
+  const Job& job = state_.jobs.at(name);
+  if (job.defined->spec().on_loss != OnLoss::kCheckpoint) return FailJob(transaction, name, cause);
+  if (job.record.checkpoints.empty()) {
+    return FailJob(transaction, name, absl::StrCat(cause, "; it has no checkpoint to go back to"));
+  }
+  GoBack(transaction, name, cause, now);
+}
+
+void Coordinator::GoBack(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now) {
+  GiveUpReshard(transaction, name, cause);
+  Job& job = transaction.MutableJob(name);
+  JobRecord& record = job.record;
+  const CheckpointRecord& checkpoint = record.checkpoints.front();
+  if (!record.goes_back) {
+    record.gone_back = {0, checkpoint, record.committed_step, cause};
+    job.back_since = now;
+  }
+  record.goes_back = true;
+  record.gone_back.checkpoint = checkpoint;
+  record.committed_step = checkpoint.step;
+  record.published_steps.clear();
+  record.from_epoch = 0;
+  record.from_mesh.clear();
+  record.others.clear();
+  job.behind.reset();
+  job.awaits_incarnation = false;
+  transaction.Event(absl::StrCat("event=job_goes_back job=", name, " epoch=", record.epoch, " step=", checkpoint.step,
+                                 " lost_step=", record.gone_back.lost_step, " folder=", Quoted(checkpoint.folder),
+                                 " cause=", Quoted(cause)));
+  Unassign(transaction, name);
+}
+
+void Coordinator::PassOverCheckpoint(Transaction& transaction, const std::string& name, const std::string& cause,
+                                     absl::Time now) {
+  std::vector<CheckpointRecord>& all = transaction.MutableJob(name).record.checkpoints;
+  const CheckpointRecord passed = all.front();
+  all.erase(all.begin());
+  const std::string why = absl::StrCat("it cannot go back to the checkpoint of step ", passed.step, " in ",
+                                       Quoted(passed.folder), ": ", cause);
+  transaction.Event(absl::StrCat("event=checkpoint_passed_over job=", name, " step=", passed.step,
+                                 " folder=", Quoted(passed.folder), " cause=", Quoted(cause)));
+  if (!all.empty()) return GoBack(transaction, name, why, now);
+  const std::string first = state_.jobs.at(name).record.gone_back.cause;
+  FailJob(transaction, name, absl::StrCat(first, "; ", why, "; it knows no older one"));
+}
+
+// A smaller mesh is for good, so workers that are about to come back are waited for: until none has come for a time-out.
+bool Coordinator::MayShrink(const Job& job, absl::Time now) const {
+  return now - std::max(job.back_since, last_come_) >= options_.heartbeat_timeout;
+}
+
+absl::Status Coordinator::FitToWorkers(Transaction& transaction, const std::string& name, absl::Time now) {
+  const Job& there = state_.jobs.at(name);
+  ASSIGN_OR_RETURN(const MeshSpec wanted, WantedMesh(there));
+  const std::vector<Candidate> candidates = Candidates(there.record, now);
+  MeshSpec mesh = wanted;
+  if (MayShrink(there, now)) {
+    auto fits = [&] {
+      return !ChooseMembers({mesh.NumRanks(), HostCounts(mesh), there.defined->refusals()}, candidates).members.empty();
+    };
+    for (int64_t workers = mesh.NumRanks(); workers > 1 && !fits();) mesh = MeshFor(wanted, --workers);
+    if (!fits()) mesh = wanted;
+  }
+  if (mesh == there.definition->spec().mesh) return absl::OkStatus();
+  ASSIGN_OR_RETURN(auto definition, WithMesh(there.defined, mesh));
+  Job& job = transaction.MutableJob(name);
+  job.definition = std::move(definition);
+  job.record.mesh = mesh == job.defined->spec().mesh ? "" : mesh.ToString();
+  return absl::OkStatus();
+}
+
+void Coordinator::ApplyLoaded(Transaction& transaction, const MemberReport& report, const Job& there, absl::Time now) {
+  const Plan& plan = there.definition->plan();
+  Job& job = state_.jobs.at(report.job);
+  job.loaded.Add(report.epoch, plan.num_ranks(), report.rank, *report.loaded_digest);
+  if (!job.loaded.AreAll(report.epoch)) return;
+  const CheckpointRecord& checkpoint = there.record.checkpoints.front();
+  for (int replica = 0; replica < plan.num_replicas(); ++replica) {
+    uint64_t sum = 0;
+    for (int shard = 0; shard < plan.num_shards(); ++shard) {
+      sum += job.loaded.digest(plan.RankOf({shard, replica}).value());
+    }
+    if (sum == checkpoint.digest) continue;
+    return PassOverCheckpoint(transaction, report.job,
+                              absl::StrFormat("the digest of what was read is %016x; %016x was saved: a file changed "
+                                              "since",
+                                              sum, checkpoint.digest),
+                              now);
+  }
+}
+
+}  // namespace shardmesh
