@@ -16,6 +16,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/stored_files.h"
 #include "core/base/fault_point.h"
 #include "core/base/file_error.h"
@@ -368,6 +369,35 @@ absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::L
   // The caller first compares the digests of all shards: a value that was changed in a file is a changed file.
   if (!loaded.ok() && progress.refused().empty()) return loaded;
   return report(progress);
+}
+
+absl::StatusOr<uint64_t> LoadStored(JobShard& shard, const FolderAccess& folders,
+                                    const v1::StoredCheckpoint& checkpoint, uint64_t load_id,
+                                    const std::atomic<bool>& cancelled) {
+  // Before its manifest is read: whether it is the checkpoint, and may be opened.
+  RETURN_IF_ERROR(folders.OpenToLoad(checkpoint.folder(), checkpoint.step(), checkpoint.digest()).status());
+  ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenCheckpoint(checkpoint.folder()));
+  v1::LoadRequest request;
+  request.set_job(shard.spec().name);
+  request.set_epoch(shard.epoch().value());
+  request.set_folder(checkpoint.folder());
+  request.set_step(checkpoint.step());
+  request.set_digest(checkpoint.digest());
+  request.set_load_id(load_id);
+  for (const SafetensorsEntry& entry : opened.manifest.buffer_entries()) {
+    v1::StoredBuffer* const buffer = request.add_buffers();
+    buffer->set_name(entry.name);
+    buffer->set_dtype(entry.dtype);
+    buffer->mutable_shape()->Add(entry.shape.begin(), entry.shape.end());
+  }
+  v1::FileProgress last;
+  const ReportProgress keep = [&](const v1::FileProgress& progress) {
+    last = progress;
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(LoadShard(shard, folders, request, cancelled, keep));
+  if (!last.refused().empty()) return absl::DataLossError(absl::StrCat(checkpoint.folder(), ": ", last.refused()));
+  return last.digest();
 }
 
 }  // namespace shardmesh

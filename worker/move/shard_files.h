@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "checkpoint/folder_access.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "worker/job/job_shard.h"
@@ -27,5 +28,11 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
 // Errors as there, and those of `report`.
 absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::LoadRequest& request,
                        const std::atomic<bool>& cancelled, const ReportProgress& report);
+
+// Loads a shard of a job that goes back to that checkpoint, as LoadShard does; returns its digest.
+//   DataLoss: a file is missing or was changed, or a value is one that no job may begin with. Errors of LoadShard.
+absl::StatusOr<uint64_t> LoadStored(JobShard& shard, const FolderAccess& folders,
+                                    const v1::StoredCheckpoint& checkpoint, uint64_t load_id,
+                                    const std::atomic<bool>& cancelled);
 
 }  // namespace shardmesh

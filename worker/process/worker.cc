@@ -158,6 +158,8 @@ std::vector<v1::MemberStatus> Worker::Statuses() const {
     status.set_plan_hash(entry->plan_hash);
     status.set_error(entry->error);
     status.set_committed_step(kNoStep);
+    if (entry->loaded_digest.has_value()) status.set_loaded_digest(*entry->loaded_digest);
+    status.set_unreadable(entry->unreadable);
     if (entry->shard != nullptr) {
       StepProtocol& protocol = entry->shard->protocol();
       status.set_committed_step(protocol.committed_step().value());
@@ -200,7 +202,7 @@ void Worker::Prepare(std::shared_ptr<Entry> entry) {
   const absl::Status status = WithoutThrowing([&] { return Build(entry, link); });
   if (status.ok() || entry->closing.load()) return;
   bool lost_another = false;  // then the job's health says whom
-  if (entry->assignment.has_from()) {
+  if (entry->assignment.has_from() || entry->assignment.has_back()) {
     MutexLock lock(mu_);
     lost_another = entry->shard != nullptr && entry->shard->protocol().members().Lost().has_value();
   }
@@ -233,7 +235,8 @@ absl::StatusOr<Worker::Task> Worker::TaskOf(const Entry& entry) const {
   ASSIGN_OR_RETURN(const HostRanks ranks, HostRanksOf(assignment));
   const Topology topology = TopologyOf(ranks, plan, options_.device.has_value());
   const bool lead = assignment.rank() == ranks.first(), restores = assignment.has_from() && !entry.resumed;
-  return Task{std::move(spec), std::move(plan), ranks, topology, lead, restores};
+  const bool goes_back = assignment.has_back() && !entry.resumed;
+  return Task{std::move(spec), std::move(plan), ranks, topology, lead, restores, goes_back};
 }
 
 absl::Status Worker::CheckTask(const Entry& entry, const Task& task) const {
@@ -275,7 +278,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> Worker::OpenShard(const std::shared_pt
                                         : FetchFromLead(*entry, task.spec, task.plan, link));
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), task.plan, std::move(host), *memory, &entry->closing));
-  if (!task.restores) RETURN_IF_ERROR(KeepWhole(*entry));
+  if (!task.restores && !task.goes_back) RETURN_IF_ERROR(KeepWhole(*entry));
   if (entry->resumed) shard->protocol().members().GoesOn(MonotonicNanos(), options_.node->left().away_since_nanos);
   shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));
   MutexLock lock(mu_);
@@ -295,6 +298,10 @@ absl::Status Worker::BecomeReady(const std::shared_ptr<Entry>& entry, const Task
   if (task.restores) {
     if (assignment.staged()) RETURN_IF_ERROR(AwaitCutover(entry, shard));
     RETURN_IF_ERROR(RestoreFrom(*entry, shard));
+  } else if (task.goes_back) {
+    RETURN_IF_ERROR(GoBack(entry, shard));
+  }
+  if (task.restores || task.goes_back) {
     RETURN_IF_ERROR(KeepWhole(*entry));
     shard.Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));  // who attaches now knows
   }

@@ -22,6 +22,9 @@
 // one, which trains on (staged): one of them ends the older epoch when the coordinator says so, and the others see
 // that.
 //
+// A job that lost a shard of which no copy is left may go back to a checkpoint (Assignment.back): it is a new one to its
+// members, but each reads its shard from the checkpoint before it is READY.
+//
 // Thread-safe.
 #pragma once
 
@@ -133,6 +136,9 @@ class Worker {
     std::vector<bool> mapped;           // on the lead: by rank of its host
     std::shared_ptr<Entry> before;      // of a job that re-forms: what this member held, until the job is READY
     std::atomic<bool> cutover{false};   // of a staged one: the older epoch may be ended
+    std::optional<uint64_t> loaded_digest;  // of a job that goes back to a checkpoint: of this shard
+    bool unreadable = false;                // the checkpoint cannot be read
+    std::atomic<bool> use_loaded{false};    // all members have read theirs, and it is whole
     HostRanks ranks;
     const std::shared_ptr<MeetingPlace> meeting_place = std::make_shared<MeetingPlace>();  // of rank 0
     std::thread preparing;
@@ -146,7 +152,8 @@ class Worker {
     HostRanks ranks;
     Topology topology;
     bool lead = false;
-    bool restores = false;  // the shard is filled with that of an older epoch
+    bool restores = false;   // the shard is filled with that of an older epoch
+    bool goes_back = false;  // or with that of a checkpoint
   };
   // InvalidArgument: an assignment that is none.
   absl::StatusOr<Task> TaskOf(const Entry& entry) const;
@@ -209,6 +216,10 @@ class Worker {
   // Fills the shard and waits until all members' are, and the weights are in place.
   absl::Status RestoreFrom(const Entry& entry, JobShard& shard);
   std::shared_ptr<JobShard> HeldBefore(const Entry& entry) const;
+  // worker_back.cc. Reads this shard of the checkpoint that the job goes back to, and tells its digest.
+  absl::Status ReadBack(Entry& entry, JobShard& shard);
+  // And begins with it together with the other members, once the coordinator knows that all have read theirs.
+  absl::Status GoBack(const std::shared_ptr<Entry>& entry, JobShard& shard);
   // worker_retained.cc. What the last incarnation left of a job at one epoch; null: it is of no use.
   std::shared_ptr<Entry> ResumeOne(const RetainedJob& left);
   // The node's memory, if the job supports restarts where it is and there is a node; else what ends with the process.

@@ -82,6 +82,7 @@ void Worker::Keep(const v1::Assignment& assignment, Entries& keep, Entries& keep
       there != nullptr && there->before != nullptr && there->before->assignment.epoch() == assignment.epoch();
   if (same || later) {
     if (same && !assignment.has_from()) DropOlder(*it->second, gone);
+    if (same && assignment.back().use()) it->second->use_loaded.store(true);
     keep.insert(jobs_.extract(it));
     return;
   }

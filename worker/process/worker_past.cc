@@ -7,7 +7,7 @@
 namespace shardmesh {
 
 bool Worker::Moves(const Entry& entry) {
-  return entry.assignment.has_from() && !entry.resumed &&
+  return (entry.assignment.has_from() || entry.assignment.has_back()) && !entry.resumed &&
          (entry.state == v1::MEMBER_STATE_PREPARING || entry.state == v1::MEMBER_STATE_PREPARED);
 }
 

@@ -123,10 +123,13 @@ std::string StepMembers::RemedyOf(uint64_t word) const {
     default:
       break;
   }
-  if (Lost().has_value() && view_.plan->num_replicas() > 1) {
-    return "open the job again: where the others have a copy of each shard it goes on without that worker";
+  const bool goes_back = view_.job->on_loss == OnLoss::kCheckpoint;
+  if (!Lost().has_value()) return kAgain;
+  if (view_.plan->num_replicas() > 1) {
+    return absl::StrCat("open the job again: where the others have a copy of each shard it goes on without that worker",
+                        goes_back ? ", and else from its newest checkpoint" : "");
   }
-  return kAgain;
+  return goes_back ? "open the job again: it goes on from its newest checkpoint" : kAgain;
 }
 
 // The word may be another host's: it may name ranks that the job does not have.
