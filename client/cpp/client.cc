@@ -101,7 +101,7 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
       const bool failed = job->state() == v1::JOB_STATE_FAILED;
       const bool readable = failed && use == JobUse::kRead && job->members_size() > 0;
       const bool ready = job->state() == v1::JOB_STATE_READY && job->epoch() > after;
-      if (ready || readable) return Job::Create(*job, rules, options_);
+      if (ready || readable) return Job::Create(*job, rules, options_, coordinator_);
       if (failed) return absl::UnavailableError(absl::StrCat("job ", name, " failed: ", job->error()));
       waits_for = job->state() == v1::JOB_STATE_READY ? absl::StrCat("an epoch after ", after) : WaitsFor(*job);
     }
@@ -124,7 +124,8 @@ std::string WaitsFor(const v1::JobDescription& job) {
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Job::Create(const v1::JobDescription& description, const NameRules& rules,
-                                                 const ClientOptions& options) {
+                                                 const ClientOptions& options,
+                                                 std::shared_ptr<CoordinatorTransport> coordinator) {
   ASSIGN_OR_RETURN(JobSpec spec, JobSpecFromProto(description.spec()));
   ASSIGN_OR_RETURN(Plan plan, Plan::Create(spec));
   if (plan.hash() != description.plan_hash()) {
@@ -133,6 +134,7 @@ absl::StatusOr<std::shared_ptr<Job>> Job::Create(const v1::JobDescription& descr
                                                       "; run one build of shardmesh everywhere"));
   }
   std::shared_ptr<Job> job(new Job(std::move(spec), std::move(plan), rules, options));
+  job->coordinator_ = std::move(coordinator);
   RETURN_IF_ERROR(job->DialMembers(description));
   if (description.state() == v1::JOB_STATE_FAILED) RETURN_IF_ERROR(job->KeepLiving(description.error()));
   return job;
@@ -146,6 +148,7 @@ Job::Job(JobSpec spec, Plan plan, NameRules rules, ClientOptions options)
 absl::Status Job::DialMembers(const v1::JobDescription& description) {
   epoch_ = Epoch(description.epoch());
   uid_ = description.uid();
+  if (description.has_gone_back()) gone_back_ = description.gone_back();
   peer_timeout_ = options_.peer_timeout > absl::ZeroDuration() ? options_.peer_timeout
                                                                : absl::Milliseconds(description.heartbeat_timeout_ms());
   members_.assign(description.members().begin(), description.members().end());
@@ -318,6 +321,23 @@ void Job::AwaitClosed(absl::Duration timeout) const {
   for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
     while (MonotonicNow() < deadline && holds(Rank(rank))) Pause(kPollReady);
   }
+}
+
+absl::Status Job::RecordCheckpoint(const v1::StoredCheckpoint& checkpoint, absl::Duration timeout) const {
+  if (spec_.on_loss != OnLoss::kCheckpoint) return absl::OkStatus();
+  v1::RecordCheckpointRequest request;
+  request.set_job(spec_.name);
+  request.set_uid(uid_);
+  request.set_epoch(epoch_.value());
+  *request.mutable_checkpoint() = checkpoint;
+  return CallAgainWhile(
+             [&] { return coordinator_->has_answered(); }, timeout,
+             [&] { return coordinator_->RecordCheckpoint(request, std::min(timeout, options_.call_timeout)); })
+      .status();
+}
+
+std::optional<v1::GoneBack> Job::WentBackSince(Epoch before) const {
+  return gone_back_.has_value() && gone_back_->epoch() > before.value() ? gone_back_ : std::nullopt;
 }
 
 Rank Job::reading_rank() const {

@@ -164,6 +164,14 @@ class Job : public std::enable_shared_from_this<Job> {
   // as the newest of that name. For at most `timeout`; workers that do not answer are passed over.
   void AwaitClosed(absl::Duration timeout) const;
 
+  // A checkpoint of this job is there whole: what it goes back to by itself, should it lose a shard (on_loss=checkpoint).
+  // No effect on other jobs. Asks the coordinator, again and again for at most `timeout` while that is away. Errors of
+  // Coordinator.RecordCheckpoint.
+  absl::Status RecordCheckpoint(const v1::StoredCheckpoint& checkpoint, absl::Duration timeout) const;
+  // The job went back to a checkpoint by itself after `before`: it is at that one's step, and every later step that it
+  // had is gone. Of a job that Client::Reopen returned: with the epoch of the one that it was given.
+  std::optional<v1::GoneBack> WentBackSince(Epoch before) const;
+
   // The worker to read versions from: the last one that lived when the job was opened. Any worker of the host has whole
   // versions, and the lead (rank 0) is the busiest.
   Rank reading_rank() const;
@@ -175,7 +183,8 @@ class Job : public std::enable_shared_from_this<Job> {
   friend class Client;
   Job(JobSpec spec, Plan plan, NameRules rules, ClientOptions options);
   static absl::StatusOr<std::shared_ptr<Job>> Create(const v1::JobDescription& description, const NameRules& rules,
-                                                     const ClientOptions& options);
+                                                     const ClientOptions& options,
+                                                     std::shared_ptr<CoordinatorTransport> coordinator);
   absl::Status DialMembers(const v1::JobDescription& description);
   absl::Status KeepLiving(const std::string& cause);
 
@@ -184,7 +193,9 @@ class Job : public std::enable_shared_from_this<Job> {
   const NameRules rules_;
   const ClientOptions options_;
   std::map<std::string, int, std::less<>> index_of_;  // canonical name -> parameter index
+  std::shared_ptr<CoordinatorTransport> coordinator_;
   Epoch epoch_;
+  std::optional<v1::GoneBack> gone_back_;
   int64_t uid_ = 0;
   absl::Duration peer_timeout_;
   std::vector<v1::Member> members_;
@@ -221,7 +232,8 @@ class Client {
 
   // OpenJob of a job that lost a member, or was made again, since `before` was opened: waits until it is ready at a
   // later epoch, for the options' ready_timeout where no other `timeout` is given. Sessions of `before` are over;
-  // attach to what this returns. Errors of OpenJob; Unavailable: it cannot go on without the member.
+  // attach to what this returns. Its step is at least that of `before`, unless it went back to a checkpoint
+  // (Job::WentBackSince). Errors of OpenJob; Unavailable: it cannot go on without the member.
   absl::StatusOr<std::shared_ptr<Job>> Reopen(const Job& before, JobUse use = JobUse::kTrain,
                                               std::optional<absl::Duration> timeout = std::nullopt);
 

@@ -1,7 +1,8 @@
-// Three hosts as network namespaces, two workers on each under a node, and two jobs that train all the time: workers,
+// Three hosts as network namespaces, two workers on each under a node, and jobs that train all the time: workers,
 // leads and whole hosts are killed and stopped, links are cut, slowed down and made to lose packets, the coordinator is
-// killed, and two of these at once. Replicas are on different hosts, so both jobs go on: no acknowledged step is lost,
-// and both learn the bits of one process. Prints how long they paused, by what was done.
+// killed, and two of these at once. Replicas are on different hosts, so both jobs go on: no acknowledged step is lost.
+// A third job has no replicas, and is saved all the time: when it loses a shard it goes back to its newest checkpoint,
+// and to no older one. All learn the bits of one process. Prints how long they paused, by what was done.
 //
 // SHARDMESH_CHAOS_HOSTS_SECONDS: how long (60; a soak: 900). SHARDMESH_SEED: in which order. SHARDMESH_CHAOS_HOSTS_ONLY:
 // what alone is done, as "host killed"; all logs are printed then. Events go to chaos.jsonl among the test's outputs;
@@ -19,11 +20,15 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checkpoint/folder.h"
+#include "client/cpp/checkpoint/checkpoint.h"
 #include "client/cpp/checkpoint/reshard.h"
 #include "client/cpp/client.h"
 #include "client/cpp/pulling_session.h"
@@ -31,6 +36,7 @@
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/base/status.h"
+#include "core/base/sync.h"
 #include "core/mesh/mesh_spec.h"
 #include "local/testing/temp_folder.h"
 #include "tests/testing/cluster.h"
@@ -126,6 +132,7 @@ class Fleet {
     }
   }
   Hosts& hosts() { return hosts_; }
+  std::string Checkpoints() const { return folder_.File("checkpoints"); }
   void PrintLogs() const {
     std::printf("--- coordinator\n%s", testing::ReadFile(folder_.File("coordinator.log")).c_str());
     for (int h = 0; h < kHosts; ++h) std::printf("--- host %d\n%s", h, testing::ReadFile(LogOf(h)).c_str());
@@ -164,6 +171,41 @@ class Fleet {
   std::map<int, std::unique_ptr<Process>> nodes_;
 };
 
+// Saves a job all the time, at whatever epoch it is.
+class Saver {
+ public:
+  Saver(Client& client, std::string job, std::string root)
+      : client_(client), job_(std::move(job)), root_(std::move(root)), thread_([this] { Run(); }) {}
+  ~Saver() { End(); }
+
+  void End() {
+    stop_.store(true);
+    if (thread_.joinable()) thread_.join();
+  }
+  // After End. By the epoch at which the job was: the newest step that was saved and recorded.
+  const std::map<int64_t, int64_t>& saved() const { return saved_; }
+
+ private:
+  void Run() {
+    for (; !stop_.load(); testing::Pause(absl::Milliseconds(300))) {
+      const absl::StatusOr<std::shared_ptr<Job>> job = client_.OpenJob(job_);
+      if (!job.ok()) continue;
+      SaveOptions options;
+      options.timeout = absl::Seconds(10);
+      const absl::StatusOr<SavedCheckpoint> saved = SaveCheckpoint(**job, root_, options);
+      if (!saved.ok() || !saved->recorded.ok()) continue;
+      saved_[(*job)->epoch().value()] = saved->step;
+      EXPECT_OK(Prune(root_, {3, 0}));
+    }
+  }
+
+  Client& client_;
+  const std::string job_, root_;
+  std::map<int64_t, int64_t> saved_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
 // Two trainers of one job, beside the hosts, that step until they are told to end, at whatever epoch the job is.
 class Training {
  public:
@@ -183,6 +225,11 @@ class Training {
     }
     return absl::OkStatus();
   }
+  // Where the job went back to a checkpoint: its step, by the first epoch after that.
+  std::map<int64_t, int64_t> gone_back() {
+    MutexLock lock(mu_);
+    return gone_back_;
+  }
   // Some steps more; returns the last one.
   absl::StatusOr<int64_t> End() {
     int64_t still = std::numeric_limits<int64_t>::max();
@@ -195,15 +242,20 @@ class Training {
   }
 
  private:
+  // By which epoch of the job.
+  struct Acknowledged {
+    int64_t step = 0;
+    Epoch epoch;
+  };
   absl::Status Train(int trainer) {
     absl::Time deadline = MonotonicNow() + kLong;
     std::shared_ptr<Job> job = job_;
-    int64_t acknowledged = 0;
+    Acknowledged acknowledged;
     while (true) {
-      const int64_t before = acknowledged;
+      const int64_t before = acknowledged.step;
       const absl::Status status = spec_.pulled() ? Pull(*job, acknowledged) : Step(*job, trainer, acknowledged);
       if (status.ok()) return status;
-      if (acknowledged > before) deadline = MonotonicNow() + kLong;
+      if (acknowledged.step != before) deadline = MonotonicNow() + kLong;
       const bool away = absl::IsUnavailable(status) || absl::IsNotFound(status) || absl::IsAborted(status) ||
                         absl::IsDeadlineExceeded(status);
       if (!away || MonotonicNow() > deadline) {
@@ -213,36 +265,46 @@ class Training {
       if (std::getenv("SHARDMESH_CHAOS_HOSTS_ONLY") != nullptr) {
         std::printf("%.3f s: trainer %d of %s at step %ld: %s\n",
                     absl::ToDoubleSeconds(MonotonicNow() - absl::UnixEpoch()), trainer, spec_.name.c_str(),
-                    static_cast<long>(acknowledged), status.ToString().c_str());
+                    static_cast<long>(acknowledged.step), status.ToString().c_str());
       }
       absl::StatusOr<std::shared_ptr<Job>> next = client_.OpenJob(spec_.name);
       if (next.ok()) job = *std::move(next);
       testing::Pause(absl::Milliseconds(10));
     }
   }
-  absl::Status CheckKeeps(int64_t committed, int64_t acknowledged) const {
-    if (committed >= acknowledged) return absl::OkStatus();
-    return absl::DataLossError(absl::StrCat("step ", acknowledged, " was acknowledged; the job is at ", committed));
+  // What was acknowledged is there, unless the job says that it went back.
+  absl::Status CheckKeeps(const Job& job, int64_t committed, Acknowledged& acknowledged) {
+    const std::optional<v1::GoneBack> back = job.WentBackSince(acknowledged.epoch);
+    if (back.has_value()) {
+      MutexLock lock(mu_);
+      gone_back_[back->epoch()] = back->checkpoint().step();
+    }
+    const int64_t least = back.has_value() ? back->checkpoint().step() : acknowledged.step;
+    if (committed < least) {
+      return absl::DataLossError(absl::StrCat("step ", least, " was acknowledged; the job is at ", committed));
+    }
+    acknowledged = {std::min(acknowledged.step, committed), job.epoch()};
+    return absl::OkStatus();
   }
-  absl::Status Step(Job& job, int trainer, int64_t& acknowledged) {
+  absl::Status Step(Job& job, int trainer, Acknowledged& acknowledged) {
     ASSIGN_OR_RETURN(const auto session, job.Connect({Slot(trainer)}));
     RETURN_IF_ERROR(session->AwaitWeights(kStep));
-    RETURN_IF_ERROR(CheckKeeps(session->committed_step().value(), acknowledged));
+    RETURN_IF_ERROR(CheckKeeps(job, session->committed_step().value(), acknowledged));
     while (session->committed_step().value() < last_.load()) {
       RETURN_IF_ERROR(testing::TrainTo(*session, session->committed_step().value() + 1, kStep));
-      acknowledged = session->committed_step().value();
-      commits_.See(acknowledged);
+      acknowledged.step = session->committed_step().value();
+      commits_.See(acknowledged.step);
     }
     return absl::OkStatus();
   }
-  absl::Status Pull(Job& job, int64_t& acknowledged) {
+  absl::Status Pull(Job& job, Acknowledged& acknowledged) {
     ASSIGN_OR_RETURN(const auto session, job.ConnectPulling());
     RETURN_IF_ERROR(session->AwaitWeights(kStep));
-    RETURN_IF_ERROR(CheckKeeps(session->committed_step().value(), acknowledged));
+    RETURN_IF_ERROR(CheckKeeps(job, session->committed_step().value(), acknowledged));
     while (session->committed_step().value() < last_.load()) {
       RETURN_IF_ERROR(testing::PullTo(*session, session->committed_step().value() + 1, kStep));
-      acknowledged = session->committed_step().value();
-      commits_.See(acknowledged);
+      acknowledged.step = session->committed_step().value();
+      commits_.See(acknowledged.step);
     }
     return absl::OkStatus();
   }
@@ -256,6 +318,8 @@ class Training {
   std::atomic<int64_t> last_{std::numeric_limits<int64_t>::max()};
   std::atomic<bool> failed_{false};
   absl::Status statuses_[2];
+  Mutex mu_;
+  std::map<int64_t, int64_t> gone_back_ ABSL_GUARDED_BY(mu_);
   std::thread threads_[2];
 };
 
@@ -323,7 +387,11 @@ class Report {
     absl::Duration longest;
     for (const auto& job : jobs) {
       const Commits::Gap gap = job->commits().LongestGap();
-      longest = std::max(longest, gap.length);
+      if (job->spec().on_loss == OnLoss::kCheckpoint) {
+        of_saved_.Add(harm.kind, gap.length);
+      } else {
+        longest = std::max(longest, gap.length);
+      }
       of_jobs.push_back({{"mesh", job->spec().name},
                          {"step", job->commits().newest()},
                          {"at_ms", Millis(gap.begin - begin_)},
@@ -339,24 +407,27 @@ class Report {
                  .dump()
           << std::endl;
   }
-  void Print() const { std::printf("%s", pauses_.Table().c_str()); }
+  void Print() const {
+    std::printf("jobs with replicas:\n%sthe job without, until it is beyond the step that it had:\n%s",
+                pauses_.Table().c_str(), of_saved_.Table().c_str());
+  }
 
  private:
   static double Millis(absl::Duration duration) { return absl::ToDoubleMilliseconds(duration); }
 
   const absl::Time begin_ = MonotonicNow();
   std::ofstream file_;
-  Pauses pauses_;
+  Pauses pauses_, of_saved_;
 };
 
 // Back to all hosts, once their workers are there.
-absl::Status MakeWhole(Client& client, const std::string& job) {
+absl::Status MakeWhole(Client& client, const JobSpec& job) {
   const absl::Time deadline = MonotonicNow() + kLong;
   while (true) {
     ReshardOptions options;
     options.timeout = absl::Seconds(20);
-    const absl::Status status = ReshardJob(client, job, ParseMeshSpec(kMesh).value(), options).status();
-    if (status.ok() || MonotonicNow() > deadline) return Annotate(status, absl::StrCat("reshard of ", job));
+    const absl::Status status = ReshardJob(client, job.name, job.mesh, options).status();
+    if (status.ok() || MonotonicNow() > deadline) return Annotate(status, absl::StrCat("reshard of ", job.name));
     testing::Pause(absl::Milliseconds(50));
   }
 }
@@ -376,6 +447,13 @@ JobSpec Pulled() {
   return spec;
 }
 
+// Four of its members are on the hosts that a loss leaves.
+JobSpec Saved() {
+  JobSpec spec = testing::OddJob("saved", "fsdp=6", 2);
+  spec.on_loss = OnLoss::kCheckpoint;
+  return spec;
+}
+
 TEST(HostsChaos, WhateverHappensToAHost_NoStepIsLost_AndTheBitsAreTheSame) {
   std::random_device device;
   const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", device()));
@@ -388,12 +466,14 @@ TEST(HostsChaos, WhateverHappensToAHost_NoStepIsLost_AndTheBitsAreTheSame) {
   ASSERT_OK(fleet.Start());
   ASSERT_OK_AND_ASSIGN(Client client, fleet.Connect());
   std::vector<std::unique_ptr<Training>> jobs;
-  for (const JobSpec& spec : {Assigned(), Pulled()}) {
+  for (const JobSpec& spec : {Assigned(), Pulled(), Saved()}) {
     ASSERT_OK_AND_ASSIGN(std::shared_ptr<Job> job, client.CreateJob(spec));
     ASSERT_OK(testing::Initialize(*job));
     jobs.push_back(std::make_unique<Training>(client, std::move(job)));
   }
 
+  Training& saved = *jobs.back();
+  Saver saver(client, saved.spec().name, fleet.Checkpoints());
   const char* const only = std::getenv("SHARDMESH_CHAOS_HOSTS_ONLY");
   const std::vector<Harm> harms = Harms();
   std::vector<int> all;
@@ -424,7 +504,7 @@ TEST(HostsChaos, WhateverHappensToAHost_NoStepIsLost_AndTheBitsAreTheSame) {
     }
     report.Add(harm, host, at, jobs);
     for (const auto& job : jobs) {
-      EXPECT_OK(MakeWhole(client, job->spec().name)) << "after " << harm.kind << " of host " << host;
+      EXPECT_OK(MakeWhole(client, job->spec())) << "after " << harm.kind << " of host " << host;
     }
   }
   report.Print();
@@ -438,7 +518,14 @@ TEST(HostsChaos, WhateverHappensToAHost_NoStepIsLost_AndTheBitsAreTheSame) {
     ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*now, *last));
     EXPECT_EQ(learnt, testing::ReferenceOf(job->spec(), *last));
   }
-  std::printf("%d events\n", events);
+  saver.End();
+  for (const auto& [epoch, step] : saved.gone_back()) {
+    for (const auto& [saved_at, newest] : saver.saved()) {
+      EXPECT_TRUE(saved_at >= epoch || newest <= step) << "saved at epoch " << saved_at << ", back for epoch " << epoch;
+    }
+  }
+  std::printf("%d events; job saved went back to a checkpoint %d times\n", events,
+              static_cast<int>(saved.gone_back().size()));
   if (::testing::Test::HasFailure() || only != nullptr) fleet.PrintLogs();
 }
 

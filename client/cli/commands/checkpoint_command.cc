@@ -62,6 +62,18 @@ std::string Line(const SaveFlags& flags, const ScheduledSave& save) {
       save.removed.empty() ? "" : absl::StrCat("removed: steps ", absl::StrJoin(save.removed, ", "), "\n"));
 }
 
+void Print(FILE* to, const std::string& text) {
+  std::fputs(text.c_str(), to);
+  std::fflush(to);
+}
+
+void WarnUnlessRecorded(const SavedCheckpoint& saved) {
+  if (saved.recorded.ok()) return;
+  Print(stderr, absl::StrCat("shardctl: the job would not go back to this checkpoint by itself, since the coordinator "
+                             "does not know of it: ",
+                             saved.recorded.message(), "\n"));
+}
+
 absl::StatusOr<std::string> Save(const SaveFlags& flags) {
   ASSIGN_OR_RETURN(Client client, ConnectTo(flags.connection));
   ASSIGN_OR_RETURN(const std::shared_ptr<Job> job, client.OpenJob(flags.job));
@@ -74,16 +86,12 @@ absl::StatusOr<std::string> Save(const SaveFlags& flags) {
     saved = SaveCheckpoint(*job, flags.root, options);
   }
   RETURN_IF_ERROR(saved.status());
+  WarnUnlessRecorded(*saved);
   ScheduledSave save{*std::move(saved), {}};
   if (flags.keep.last > 0) {
     ASSIGN_OR_RETURN(save.removed, Prune(flags.root, flags.keep));
   }
   return Line(flags, save);
-}
-
-void Print(FILE* to, const std::string& text) {
-  std::fputs(text.c_str(), to);
-  std::fflush(to);
 }
 
 // Saves until it is stopped. Lines go out as they come.
@@ -99,7 +107,10 @@ absl::StatusOr<std::string> SaveEvery(const SaveFlags& flags) {
   options.save.progress = [&](int64_t done, int64_t total) { progress.Show(done, total); };
   options.schedule.every = flags.every;
   options.schedule.count = flags.count;
-  options.schedule.saved = [&](const ScheduledSave& save) { Print(stdout, Line(flags, save)); };
+  options.schedule.saved = [&](const ScheduledSave& save) {
+    WarnUnlessRecorded(save.saved);
+    Print(stdout, Line(flags, save));
+  };
   options.schedule.troubled = [](const absl::Status& status) {
     Print(stderr, absl::StrCat("shardctl: trying again: ", status.ToString(), "\n"));
   };
@@ -221,6 +232,12 @@ void AddRestoreCommand(CLI::App& app, CommandResult& result) {
           "--prefetch-buckets", flags->options.prefetch_buckets,
           "With bucket residency: buckets that a trainer may hold beyond the one it works on; 0: as it was saved")
       ->type_name("N");
+  command
+      ->add_option(
+          "--on-loss", flags->options.on_loss,
+          "What if it loses a shard of which no copy is left: fail, or checkpoint, to go back to the newest one; "
+          "as it was saved")
+      ->type_name("WHAT");
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "The job goes on after the checkpoint's step with the bits that it had, whatever the mesh and the residency.\n"

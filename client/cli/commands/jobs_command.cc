@@ -73,9 +73,14 @@ std::string ReshardingText(const v1::JobDescription& job) {
 std::string Note(const v1::JobDescription& job) {
   if (const std::string resharding = ReshardingText(job); !resharding.empty()) return resharding;
   if (const std::string waiting_for = WaitingFor(job); !waiting_for.empty()) {
-    return absl::StrCat("waiting for ", waiting_for);
+    const bool goes_back = job.has_gone_back() && job.gone_back().epoch() == 0;
+    return absl::StrCat(goes_back ? absl::StrCat("going back to step ", job.gone_back().checkpoint().step(), ", ") : "",
+                        "waiting for ", waiting_for);
   }
   const std::string error = ErrorOf(job);
+  if (const v1::GoneBack& back = job.gone_back(); error.empty() && job.has_gone_back()) {
+    return absl::StrCat("went back from step ", back.lost_step(), " to ", back.checkpoint().step(), ": ", back.cause());
+  }
   if (error.empty() && !job.reshard_error().empty()) return absl::StrCat("stayed on its mesh: ", job.reshard_error());
   return error.empty() ? "-" : error;
 }
@@ -102,7 +107,20 @@ Json JobToJson(const v1::JobDescription& job, bool with_members) {
                {"error", ErrorOf(job)},
                {"waiting_for", WaitingFor(job)},
                {"resharding", ReshardingText(job)},
-               {"reshard_error", job.reshard_error()}};
+               {"reshard_error", job.reshard_error()},
+               {"on_loss", job.spec().on_loss() == v1::ON_LOSS_CHECKPOINT ? "checkpoint" : "fail"},
+               {"checkpoints", Json::array()},
+               {"gone_back", nullptr}};
+  for (const v1::StoredCheckpoint& checkpoint : job.checkpoints()) {
+    json["checkpoints"].push_back({{"step", checkpoint.step()}, {"path", checkpoint.folder()}});
+  }
+  if (const v1::GoneBack& back = job.gone_back(); job.has_gone_back()) {
+    json["gone_back"] = {{"epoch", back.epoch()},
+                         {"step", back.checkpoint().step()},
+                         {"lost_step", back.lost_step()},
+                         {"path", back.checkpoint().folder()},
+                         {"cause", back.cause()}};
+  }
   if (!with_members) return json;
   Json& members = json["members"] = Json::array();
   for (const v1::Member& member : job.members()) members.push_back(MemberToJson(member));

@@ -216,6 +216,14 @@ absl::Status UseShards(Job& job, uint64_t load_id, absl::Duration timeout) {
   return tell(Rank(0));  // it began with these, and not with what somebody else loaded or pushed meanwhile
 }
 
+v1::StoredCheckpoint Stored(const std::string& path, int64_t step, uint64_t digest) {
+  v1::StoredCheckpoint stored;
+  stored.set_folder(path);
+  stored.set_step(step);
+  stored.set_digest(digest);
+  return stored;
+}
+
 // Of a slow disk.
 absl::Duration ReadingTime(const Manifest& manifest) {
   int64_t bytes = 0;
@@ -244,6 +252,9 @@ absl::StatusOr<JobSpec> RestoredSpec(JobSpec spec, const RestoreOptions& options
   }
   if (!options.residency.empty()) {
     ASSIGN_OR_RETURN(spec.residency, ParseResidency(options.residency));
+  }
+  if (!options.on_loss.empty()) {
+    ASSIGN_OR_RETURN(spec.on_loss, ParseOnLoss(options.on_loss));
   }
   if (options.bucket_elements != 0) spec.bucket_elements = options.bucket_elements;
   if (options.prefetch_buckets < 0 || options.prefetch_buckets > kMaxPrefetchBuckets) {
@@ -329,8 +340,10 @@ absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root
   manifest.step = digest->step();
   manifest.digest = digest->digest();
   ASSIGN_OR_RETURN(NewCheckpoint::Finished finished, checkpoint->Finish(manifest));
-  return SavedCheckpoint{std::move(finished.path), digest->step(), digest->digest(), files.num_bytes(),
-                         finished.already_there};
+  const absl::Status recorded =
+      job.RecordCheckpoint(Stored(finished.path, digest->step(), digest->digest()), options.timeout);
+  return SavedCheckpoint{std::move(finished.path), digest->step(),         digest->digest(),
+                         files.num_bytes(),        finished.already_there, recorded};
 }
 
 absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std::string& path,
@@ -352,6 +365,8 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
       return absl::AbortedError(absl::StrCat("somebody deleted job ", spec.name, " and made another of its name"));
     }
     RETURN_IF_ERROR(LoadShards(*job, opened, options));
+    const Manifest& manifest = opened.manifest;
+    RETURN_IF_ERROR(job->RecordCheckpoint(Stored(opened.path, manifest.step, manifest.digest), options.timeout));
     return job;
   };
   absl::StatusOr<std::shared_ptr<Job>> job = restore();

@@ -33,10 +33,13 @@ struct SavedCheckpoint {
   uint64_t digest = 0;
   int64_t bytes = 0;           // of its files
   bool already_there = false;  // the step was saved before, with the same bits
+  // Of a job that goes back to a checkpoint on a loss: whether the coordinator knows of this one. If not, the job would
+  // go back to an older one, or fail. Errors of Job::RecordCheckpoint.
+  absl::Status recorded;
 };
 
 // Writes the newest committed step to root/step-... The job waits only while each worker copies its shard in memory.
-// It is there whole, and synced, or not at all. Not more than one at a time of a job.
+// It is there whole, and synced, or not at all. Not more than one at a time of a job. The coordinator is told of it.
 //   AlreadyExists: that step is there with other weights, states or buffers. InvalidArgument: buffers that cannot be,
 //   or that have the name of a parameter. FailedPrecondition: the job has no weights yet, or the workers do not see the
 //   folder. Aborted: steps followed each other so fast that no common one was found, or another checkpoint is under
@@ -65,6 +68,8 @@ struct RestoreOptions {
   // Elements gathered together, and buckets beyond the one that a trainer works on (JobSpec); 0: as it was saved.
   int64_t bucket_elements = 0;
   int64_t prefetch_buckets = 0;
+  // "fail" or "checkpoint"; empty: as it was saved.
+  std::string on_loss;
 };
 
 // Creates the job of a checkpoint, or of the newest one in a folder of them, and gives it its weights and states: it
