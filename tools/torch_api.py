@@ -11,7 +11,7 @@ import re
 import shardmesh.torch
 from shardmesh import errors
 
-ERRORS = [*(one.__name__ for one in errors.BY_CODE.values()), "LoadMismatch"]
+ERRORS = [*(one.__name__ for one in errors.BY_CODE.values()), "WentBack", "LoadMismatch"]
 HEAD = """# Reference of shardmesh.torch
 
 Made of the docstrings by `tools/torch_api.py`. [torch.md](torch.md) starts from tasks.

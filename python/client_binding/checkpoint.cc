@@ -70,7 +70,8 @@ py::list Buffers(const Text& path) {
   return buffers;
 }
 
-// (path, step, digest, bytes, steps that were removed, whether it was there already).
+// (path, step, digest, bytes, steps that were removed, whether it was there already, why the coordinator does not know of
+// it: "" if it does).
 py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer keep_every, double timeout,
                py::object progress, std::vector<BoundBuffer> buffers) {
   Told told(std::move(progress));
@@ -92,16 +93,17 @@ py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer kee
   const Saved saved = OrThrow(Await<Saved>(save, [&] { return told.Tell(); }));
   told.Tell();
   const SavedCheckpoint& made = saved.checkpoint;
-  return py::make_tuple(made.path, made.step, made.digest, made.bytes, saved.removed, made.already_there);
+  return py::make_tuple(made.path, made.step, made.digest, made.bytes, saved.removed, made.already_there,
+                        std::string(made.recorded.message()));
 }
 
 BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, const Text& mesh, const Text& gather,
                  bool fit_mesh, double timeout, py::object progress, int64_t replaces_uid, const Text& residency,
-                 Integer bucket_elements, Integer prefetch_buckets) {
+                 Integer bucket_elements, Integer prefetch_buckets, const Text& on_loss) {
   Told told(std::move(progress));
   RestoreOptions options{
-      name.value, mesh.value,   absl::Seconds(timeout), told.Listener(),       gather.value,
-      fit_mesh,   replaces_uid, residency.value,        bucket_elements.value, prefetch_buckets.value};
+      name.value,   mesh.value,      absl::Seconds(timeout), told.Listener(),        gather.value, fit_mesh,
+      replaces_uid, residency.value, bucket_elements.value,  prefetch_buckets.value, on_loss.value};
   const auto restore = [service = *client.service, path = path.value, options]() {
     Client opener = service.client(options.timeout);
     return RestoreCheckpoint(opener, path, options);
@@ -119,7 +121,7 @@ void BindCheckpoint(py::module_& module, py::class_<BoundClient>& client, py::cl
           py::arg("progress"), py::arg("buffers"));
   client.def("restore", &Restore, py::arg("path"), py::arg("name"), py::arg("mesh"), py::arg("gather"),
              py::arg("fit_mesh"), py::arg("timeout"), py::arg("progress"), py::arg("replaces_uid"),
-             py::arg("residency"), py::arg("bucket_elements"), py::arg("prefetch_buckets"));
+             py::arg("residency"), py::arg("bucket_elements"), py::arg("prefetch_buckets"), py::arg("on_loss"));
 }
 
 }  // namespace shardmesh::python

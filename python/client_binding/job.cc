@@ -133,12 +133,22 @@ void Release(BoundLease& lease) {
   OrThrow(Await<v1::ReleaseLeaseReply>(release));
 }
 
+// (epoch, step, lost_step, checkpoint, cause), or None.
+py::object GoneBackOf(const BoundJob& self) {
+  const std::optional<v1::GoneBack> back = self.job->WentBackSince(Epoch(0));
+  if (!back.has_value()) return py::none();
+  return py::make_tuple(back->epoch(), back->checkpoint().step(), back->lost_step(), back->checkpoint().folder(),
+                        back->cause());
+}
+
 }  // namespace
 
 void BindJob(py::module_& module, py::class_<BoundJob>& job) {
   job.def_property_readonly("name", [](const BoundJob& self) { return self.job->spec().name; })
       .def_property_readonly("mesh", [](const BoundJob& self) { return self.job->spec().mesh.ToString(); })
       .def_property_readonly("uid", [](const BoundJob& self) { return self.job->uid(); })
+      .def_property_readonly("epoch", [](const BoundJob& self) { return self.job->epoch().value(); })
+      .def_property_readonly("gone_back", &GoneBackOf)
       .def_property_readonly("on_this_host", [](const BoundJob& self) { return self.job->IsOnThisHost(); })
       .def_property_readonly(
           "residency", [](const BoundJob& self) { return std::string(ResidencyName(self.job->spec().residency)); })

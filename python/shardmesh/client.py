@@ -11,6 +11,7 @@ child that it forks: calls there raise FailedPrecondition.
 """
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -25,6 +26,8 @@ __all__ = [
     "Client", "Digest", "Follower", "Job", "JobStatus", "Lease", "LoadMismatch", "SavedCheckpoint", "Tensor", "Version",
     "Versions", "connect",
 ]
+
+_LOG = logging.getLogger("shardmesh")
 
 Buffer = tuple[str, str, Sequence[int], bytes]  # name, dtype as safetensors files call it, shape, bytes
 Progress = Optional[Callable[[int, int], object]]  # bytes done, and of all
@@ -149,10 +152,14 @@ class Client:
         last, every = _arguments.integer("keep_last", keep_last), _arguments.integer("keep_every", keep_every)
         limit = seconds("timeout", timeout)
         opened = job if isinstance(job, Job) else self.job(job, timeout=limit)
-        return SavedCheckpoint(*opened._core.checkpoint(
+        *saved, unknown = opened._core.checkpoint(
             _path("folder", folder), keep_last=last, keep_every=every, timeout=limit,
             progress=progress, buffers=[(name, dtype, list(shape), data) for name, dtype, shape, data in buffers],
-        ))
+        )
+        if unknown:
+            _LOG.warning("the coordinator does not know of checkpoint %s, so job %s would not go back to it: %s", saved[0],
+                         opened.name, unknown)
+        return SavedCheckpoint(*saved)
 
     def restore(
         self,
@@ -164,14 +171,15 @@ class Client:
         residency: str | None = None,
         bucket_elements: int = 0,
         prefetch_buckets: int = 0,
+        on_loss: str | None = None,
         fit_mesh: bool = False,
         timeout: float = 600.0,
         progress: Progress = None,
     ) -> Job:
         """Creates the job of a checkpoint, or of the newest one in a folder of them: it continues with the same bits.
 
-        name, mesh ("ddp=2,fsdp=2"), gather ("stored", "fp8_tensor", ...), residency ("full", "bucket"): as it was saved,
-        where not given. So are bucket_elements (elements gathered together, about) and prefetch_buckets (that a trainer
+        name, mesh ("ddp=2,fsdp=2"), gather ("stored", "fp8_tensor", ...), residency ("full", "bucket"),
+        on_loss ("fail", "checkpoint"): as it was saved, where not given. So are bucket_elements (elements gathered together, about) and prefetch_buckets (that a trainer
         may hold beyond the one it works on), where they are 0.
         fit_mesh: where no mesh is given and the saved one does not fit the live workers, the job gets one that does.
         timeout: of each wait for others; reading the files may take longer, a second for 50 MB.
@@ -179,7 +187,7 @@ class Client:
         or residency, or sizes of buckets that cannot be.
         FailedPrecondition: a job of that name has weights already. AlreadyExists: it is another job.
         """
-        texts = {"name": name, "mesh": mesh, "gather": gather, "residency": residency}
+        texts = {"name": name, "mesh": mesh, "gather": gather, "residency": residency, "on_loss": on_loss}
         chosen = {what: "" if value is None else _arguments.text(what, value) for what, value in texts.items()}
         return Job(self._core.restore(
             _path("path", path), fit_mesh=bool(fit_mesh), timeout=seconds("timeout", timeout), progress=progress,

@@ -64,6 +64,16 @@ class Internal(Error, RuntimeError):
     """A bug in shardmesh: please report it."""
 
 
+class WentBack(Error, RuntimeError):
+    """The job lost weights of which no copy was left, and went back to a checkpoint by itself (on_loss="checkpoint"):
+    steps after `step` are lost. Take the data from there on; what raised this has the checkpoint's weights already."""
+
+    def __init__(self, message: str, step: int, lost_step: int, checkpoint: str) -> None:
+        """step: that the job is at. lost_step: the newest one that it is known to have had. checkpoint: its folder."""
+        super().__init__(message)
+        self.step, self.lost_step, self.checkpoint = step, lost_step, checkpoint
+
+
 BY_CODE: dict[str, type[Error]] = {
     "INVALID_ARGUMENT": InvalidArgument,
     "NOT_FOUND": NotFound,

@@ -31,6 +31,7 @@ def check(model: object, given: Mapping[str, Any], spec: Mapping[str, Any]) -> N
     _need(given["deliver"] in ("decoded", "quantized"), "deliver", given["deliver"], "decoded or quantized")
     _need(given["init"] is None or callable(given["init"]), "init", given["init"], "a function of a module, or None")
     _need(given["join"] in (None, True, False), "join", given["join"], "True, False or None")
+    _need(given["on_went_back"] in ("raise", "continue"), "on_went_back", given["on_went_back"], "raise or continue")
     resume = given["resume"]
     _need(resume is None or isinstance(resume, (str, os.PathLike)), "resume", resume, "a path, or None")
     if (service := given["service"]) is not None:

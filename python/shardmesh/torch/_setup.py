@@ -48,6 +48,7 @@ class Plan(NamedTuple):
     slots: Optional[int]
     pulled: bool
     token_weights: bool
+    on_went_back: str
     timeout: float
     deliver: str
     init: Optional[Init]

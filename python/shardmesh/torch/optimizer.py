@@ -27,7 +27,7 @@ from ._gradients._pulled import SlotPuller
 from ._job import _hyper
 from ._job._memory import give_back
 from ._job._own_job import OwnJob
-from ._job._session import OVER, Reply
+from ._job._session import OVER, GoneBack, Reply
 from ._job._specification import Formats
 from ._modules._guard import Guard, Owner
 from ._modules._locations import listed
@@ -63,6 +63,9 @@ class Optimizer(torch.optim.Optimizer):
     reset_parameters(); where there is none, _init_weights() of the model, if it has that (docs/torch-quantized.md).
     clip_norm: of the gradients of all slots together; 0: not clipped. seed: of all random draws.
     publish_every: a version for readers at each multiple; None: when one asks (Job.publish(), follow()).
+    on_loss: what if the job loses weights of which no copy is left. "fail"; or "checkpoint": it goes back to the newest
+    checkpoint that was saved of it (Optimizer.save(), shardctl checkpoint). Then step() gives this rank the weights of
+    that, and (on_went_back) "raise": raises WentBack, which has the step; "continue": returns, with `last` skipped.
     resume: a checkpoint, or a folder of them, of which the newest; every rank sees it. The job and the model's buffers
     are as they were then; without mesh= the job gets the saved one, or if that does not fit the workers, one that does.
     join: what if the job has weights already, of an earlier run. None: this run takes them, continues there, and warns;
@@ -102,6 +105,8 @@ class Optimizer(torch.optim.Optimizer):
         token_weights: bool = False,
         seed: int = 0,
         publish_every: Optional[int] = None,
+        on_loss: str = "fail",
+        on_went_back: str = "raise",
         resume: Optional[str] = None,
         join: Optional[bool] = None,
         timeout: float = 60.0,
@@ -111,11 +116,11 @@ class Optimizer(torch.optim.Optimizer):
             algorithm=algorithm, hyperparameters=hyperparameters, service=service,
             tls=Tls(tls_cert, tls_key, tls_ca, tls_name), join=join, workers=workers,
             slots=slots, pulled=pulled, token_weights=token_weights, timeout=timeout, deliver=deliver, init=init,
-            resume=resume,
+            resume=resume, on_went_back=on_went_back,
             specification={
                 "weights": weights, "states": states, "gather": gather, "gradients": gradients,
                 "name": "model" if job is None else job, "mesh": mesh, "residency": residency, "clip_norm": clip_norm,
-                "seed": seed, "publish_every": -1 if publish_every is None else publish_every,
+                "seed": seed, "publish_every": -1 if publish_every is None else publish_every, "on_loss": on_loss,
             },
         )
         self._started = _setup.Started(params, model, plan)
@@ -179,7 +184,7 @@ class Optimizer(torch.optim.Optimizer):
         the step, whether it was skipped for a gradient that is not finite, and with clip_norm the gradient_norm.
         FailedPrecondition: a parameter or hyperparameter was changed by hand, slots had no backward, a rank left the
         job, or this was closed. DeadlineExceeded: ranks that are not known to be alive did not come in time.
-        Unavailable: a worker is lost. After an error the call may be repeated, and no step is done twice (an interrupt
+        Unavailable: a worker is lost. WentBack: the job is at an earlier step (on_loss). After an error the call may be repeated, and no step is done twice (an interrupt
         in torch's code around it may come when the step is done: see `committed_step`).
         """
         self._check_usable()
@@ -228,10 +233,23 @@ class Optimizer(torch.optim.Optimizer):
             except OVER as error:
                 if self._residence is not None:
                     raise  # such a job has no other copies
-                self._session.reopen(error)
+                gone_back = self._session.reopen(error)
                 self._place_again()
                 self._slots.attach(self._session)
+                if gone_back is not None:
+                    return self._tell(gone_back)
         return Reply(wanted, True, False, "", None)
+
+    def _tell(self, gone_back: GoneBack) -> Reply:
+        """The gradients are of weights that are gone."""
+        self._slots.clear()
+        text = (f"job {self.job.name} went back to step {gone_back.step}, of checkpoint {gone_back.checkpoint}, since "
+                f"{gone_back.cause}; steps up to {max(gone_back.lost_step, self._wanted or 0)} are lost")
+        if self._started.plan.on_went_back == "continue":
+            return Reply(gone_back.step, False, True, text, None)
+        self._placed.refresh()
+        self._wanted = None
+        raise errors.WentBack(text, gone_back.step, gone_back.lost_step, gone_back.checkpoint)
 
     @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -31,6 +31,16 @@ class Reply(NamedTuple):
     gradient_norm: Optional[float]  # of all gradients before they were clipped; None: skipped, or without clip_norm
 
 
+class GoneBack(NamedTuple):
+    """How a job went back to a checkpoint."""
+
+    epoch: int  # its first one after that
+    step: int
+    lost_step: int  # the newest one that is known to be lost
+    checkpoint: str  # the folder
+    cause: str
+
+
 class TrainerSession:
     """For one thread. Times are seconds. Errors are those of shardmesh.errors."""
 
@@ -155,8 +165,11 @@ class TrainerSession:
                         self._why_not_finite)
         return reply
 
-    def reopen(self, error: errors.Error) -> None:
-        """Attaches to the job as it goes on after `error`, within the timeout. Unavailable: it does not, and why."""
+    def reopen(self, error: errors.Error) -> Optional[GoneBack]:
+        """Attaches to the job as it goes on after `error`, within the timeout. Unavailable: it does not, and why.
+
+        Returns to which checkpoint it has gone back since; None: no step is lost."""
+        before = self.job.epoch
         LOG.warning("job %s is opened again: %s", self.job.name, error)
         deadline = time.monotonic() + self.timeout
         while True:
@@ -169,7 +182,8 @@ class TrainerSession:
             try:
                 self._open()
                 self.core.await_weights(timeout=left)
-                return
+                gone_back = self.job.gone_back
+                return GoneBack(*gone_back) if gone_back is not None and gone_back[0] > before else None
             except OVER:  # of that epoch, too
                 if time.monotonic() >= deadline:
                     raise

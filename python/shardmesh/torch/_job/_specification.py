@@ -21,6 +21,7 @@ _ENUMS = {
     "gather": ("GATHER_FORMAT", ("stored", "fp8_tensor", "fp8_row", "fp8_block", "mx8", "int8_row", "nf4")),
     "gradients": ("FORMAT", ("fp32", "bf16")),
     "residency": ("RESIDENCY", ("full", "bucket")),
+    "on_loss": ("ON_LOSS", ("fail", "checkpoint")),
 }
 BUCKET_ELEMENTS, PREFETCH_BUCKETS = 16 << 20, 1  # of a job that does not say them, as core/job/job.h has them
 _MAX_PARAMETERS, _MAX_GROUPS = 100_000, 4096  # as core/job/job.h has them
@@ -32,7 +33,7 @@ def specification(
     facts: Facts, algorithm: str = "AdamW", hyperparameters: Optional[Mapping[str, Any]] = None, *, name: str,
     weights: Formats = None, states: Formats = "fp32", gather: Formats = "stored", gradients: Optional[str] = None,
     mesh: Optional[str] = None, slots: int = 1, trainers: Optional[int] = None, residency: str = "full",
-    clip_norm: float = 0.0, seed: int = 0, publish_every: int = 1,
+    clip_norm: float = 0.0, seed: int = 0, publish_every: int = 1, on_loss: str = "fail",
 ) -> dict[str, Any]:
     """The job `name`. Its parameters have canonical names (create and open it with canonical_rules(facts)).
 
@@ -55,6 +56,7 @@ def specification(
         "gradient_format": _enum("gradients", _gradients(facts) if gradients is None else gradients),
         "seed": _integer("seed", seed), "publish_every": _integer("publish_every", publish_every),
         "clip_norm": float(clip_norm), "residency": _enum("residency", residency),
+        "on_loss": _enum("on_loss", on_loss),
     }
     if mesh is not None:
         spec["mesh"] = _mesh(mesh)

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""PyTorch trainers of a job that loses weights of which no copy is left, and goes back to its checkpoint: each rank is
+told of it as it has chosen, does the lost steps again, and ends with the digest of a job that nobody disturbed."""
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import unittest
+
+import torch
+from shardmesh import connect, errors
+from shardmesh.torch import Optimizer
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "testing")]
+import ranks
+from cluster import Cluster
+from service import BIN
+
+SAVED, KILLED, LAST = 3, 5, 8
+
+
+def batch_of(step, rank):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def run(rank, address, job, folder, kill, **options):
+    """To step LAST, with a checkpoint of step SAVED and a kill behind step KILLED: what the rank was told."""
+    torch.manual_seed(3)
+    model, told = torch.nn.Linear(6, 5), []
+    with Optimizer(model, "AdamW", lr=0.1, weights="bf16_sr", states="dyn8", mesh="fsdp=2", service=address, job=job,
+                   **options) as optimizer:
+        while optimizer.committed_step < LAST:
+            step = optimizer.committed_step + 1
+            optimizer.zero_grad()
+            model(batch_of(step, rank)).square().mean().backward()
+            try:
+                optimizer.step()
+            except errors.WentBack as back:
+                told.append(("raised", back.step, back.lost_step, back.checkpoint, optimizer.committed_step))
+                continue
+            if optimizer.last.skipped:
+                told.append(("skipped", optimizer.last.step, optimizer.last.skip_reason))
+                continue
+            if rank == 0 and step == SAVED and folder and not told:
+                optimizer.save(folder)
+            if rank == 0 and step == KILLED and kill and not told:
+                kill()
+        return told, [parameter.tolist() for parameter in model.parameters()], list(optimizer.job.digest())
+
+
+@unittest.skipUnless(BIN, "SHARDMESH_BIN_DIR is not set to bazel's folder of programs: ./test --lane parity sets it")
+class WentBackTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="shardmesh-back-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.cluster = Cluster(workers=3)
+        self.addCleanup(self.cluster.close)
+
+    def member(self, job, rank):
+        return json.loads(self.cluster.shardctl("jobs", job, "--json"))["members"][rank]["worker"]
+
+    def test_a_rank_alone(self):
+        _, weights, digest = run(0, self.cluster.address, "undisturbed", "", None)
+        for on_went_back in "raise", "continue":
+            with self.subTest(on_went_back):
+                cluster = Cluster(workers=3)
+                self.addCleanup(cluster.close)
+                self.cluster, folder = cluster, os.path.join(self.folder, on_went_back)
+                told, *learnt = run(0, cluster.address, "one", folder, lambda: self.cluster.kill(self.member("one", 1)),
+                                    on_loss="checkpoint", on_went_back=on_went_back)
+                self.assertEqual(learnt, [weights, digest])
+                checkpoint = os.path.join(folder, f"step-{SAVED:013d}")
+                if on_went_back == "raise":
+                    self.assertEqual(told, [("raised", SAVED, KILLED, checkpoint, SAVED)])
+                else:
+                    self.assertEqual([one[:2] for one in told], [("skipped", SAVED)])
+                    self.assertRegex(told[0][2], f"went back to step {SAVED}, of checkpoint {checkpoint}, since worker w. "
+                                                 f".*worker w1 .*; steps up to {KILLED + 1} are lost")
+
+    def test_two_ranks(self):
+        told = ranks.program(self, os.path.abspath(__file__), self.cluster.address, self.folder, self.cluster.pid("w1"),
+                             seconds=200)
+        self.assertEqual([rank["told"] for rank in told["disturbed"]], [[SAVED]] * 2)
+        self.assertEqual([rank["digest"] for rank in told["disturbed"]], [rank["digest"] for rank in told["undisturbed"]])
+        self.assertEqual(connect(self.cluster.address).job("two").mesh, "fsdp=2")
+
+    def test_pulled_slots_and_buckets(self):
+        """Such an optimizer is made again, and takes the job as it is."""
+        cluster, folder = self.cluster, os.path.join(self.folder, "pulled")
+
+        def train(job, **options):
+            torch.manual_seed(3)
+            model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 5))
+            with Optimizer(model, "AdamW", lr=0.1, mesh="fsdp=2", slots=2, pulled=True, residency="bucket",
+                           service=cluster.address, job=job, **options) as optimizer:
+                first = optimizer.committed_step
+                while optimizer.committed_step < LAST:
+                    for batch in optimizer.slots(batch_of):
+                        model(batch).square().mean().backward()
+                    optimizer.step()
+                    if options and first == 0 and optimizer.committed_step == SAVED:
+                        optimizer.save(folder)
+                    if options and first == 0 and optimizer.committed_step == KILLED:
+                        cluster.kill(self.member(job, 1))
+                return first, list(optimizer.job.digest())
+
+        _, digest = train("undisturbed")
+        with self.assertRaises(errors.Unavailable):
+            train("pulled", on_loss="checkpoint")
+        self.assertEqual(train("pulled", on_loss="checkpoint", join=True), (SAVED, digest))
+
+    def test_without_a_checkpoint(self):
+        with self.assertRaisesRegex(errors.Unavailable, "it has no checkpoint to go back to"):
+            run(0, self.cluster.address, "none", "", lambda: self.cluster.kill(self.member("none", 1)),
+                on_loss="checkpoint")
+
+    def test_wrong_arguments(self):
+        for options, message in (({"on_loss": "retry"}, "on_loss is 'retry'; it must be fail or checkpoint"),
+                                 ({"on_went_back": "ignore"}, "on_went_back is 'ignore'; it must be raise or continue")):
+            with self.assertRaisesRegex(errors.InvalidArgument, message):
+                Optimizer(torch.nn.Linear(2, 2), service=self.cluster.address, **options)
+
+
+def report(address, folder, pid):
+    """Of a job whose second worker is the process `pid`, and of one that nobody disturbs."""
+    def train(job, **options):
+        kill = (lambda: os.kill(int(pid), signal.SIGKILL)) if options else None
+        of_ranks = ranks.fork(2, lambda rank, _: run(rank, address, job, folder if options else "", kill, **options),
+                              seconds=100)
+        return [{"told": [one[1] for one in told], "digest": digest} for told, _, digest in of_ranks]
+
+    ranks.report({"disturbed": train("two", on_loss="checkpoint"), "undisturbed": train("undisturbed")})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        report(*sys.argv[1:])
+    else:
+        unittest.main()
