@@ -152,14 +152,14 @@ class Client:
         last, every = _arguments.integer("keep_last", keep_last), _arguments.integer("keep_every", keep_every)
         limit = seconds("timeout", timeout)
         opened = job if isinstance(job, Job) else self.job(job, timeout=limit)
-        *saved, unknown = opened._core.checkpoint(
+        saved = opened._core.checkpoint(
             _path("folder", folder), keep_last=last, keep_every=every, timeout=limit,
             progress=progress, buffers=[(name, dtype, list(shape), data) for name, dtype, shape, data in buffers],
         )
-        if unknown:
+        if unknown := saved[6]:
             _LOG.warning("the coordinator does not know of checkpoint %s, so job %s would not go back to it: %s", saved[0],
                          opened.name, unknown)
-        return SavedCheckpoint(*saved)
+        return SavedCheckpoint(*saved[:6])
 
     def restore(
         self,
