@@ -184,8 +184,9 @@ class Optimizer(torch.optim.Optimizer):
         the step, whether it was skipped for a gradient that is not finite, and with clip_norm the gradient_norm.
         FailedPrecondition: a parameter or hyperparameter was changed by hand, slots had no backward, a rank left the
         job, or this was closed. DeadlineExceeded: ranks that are not known to be alive did not come in time.
-        WentBack: the job is at an earlier step (on_loss). Unavailable: a worker is lost. After an error the call may be repeated, and no step is done twice (an interrupt
-        in torch's code around it may come when the step is done: see `committed_step`).
+        WentBack: the job is at an earlier step (on_loss). Unavailable: a worker is lost. After an error the
+        call may be repeated, and no step is done twice (an interrupt in torch's code around it may come when
+        the step is done: see `committed_step`).
         """
         self._check_usable()
         self._zeros = states_are_wanted(self.param_groups)
