@@ -370,9 +370,11 @@ bool Coordinator::AwaitsHost(Transaction& transaction, const MemberReport& repor
   std::vector<std::string> unheard;
   for (const auto& [name, worker] : state_.workers) {
     if (worker.record.identity.host_id != host || SameIncarnation(worker.record.identity, lost)) continue;
-    if (IsThere(worker, now) && worker.last_heartbeat < since) unheard.push_back(name);
+    if (!IsThere(worker, now) || worker.last_heartbeat >= since) continue;
+    // Who died with its host has been silent since then: the report may come much later.
+    if (now - worker.last_heartbeat < options_.heartbeat_timeout / kHostPatience) return true;
+    unheard.push_back(name);
   }
-  if (!unheard.empty() && now - since < options_.heartbeat_timeout / kHostPatience) return true;
   for (const std::string& name : unheard) transaction.MutableWorker(name).doubted = true;
   return false;
 }

@@ -106,6 +106,29 @@ TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_WhoIsNotHeardDiedWithIt) {
   ExpectReady(2);
 }
 
+// The leads of the other hosts have waited for its lead to come back.
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_ItsMembersWereSilentBefore) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const MemberReport lost = Failed("a", 2);
+  now_ += options_.heartbeat_timeout / 2;
+  for (const char* worker : {"b", "d"}) Beat(worker);
+  now_ += options_.heartbeat_timeout / 4;
+  Beat("a", {lost});
+  EXPECT_EQ(View("j").state, JobState::kReady) << "d was heard a moment ago";
+  now_ += options_.heartbeat_timeout / 4;
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "b"}));
+}
+
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_ItsMembersWereSilentForLong) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const MemberReport lost = Failed("a", 2);
+  now_ += options_.heartbeat_timeout / 2;
+  Beat("b");
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "b"}));
+}
+
 // Each says it of the other as often as it is heard.
 TEST_F(ReformOnHostsTest, TwoHostsThatDoNotHearEachOther_OneGoesOn) {
   ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
