@@ -41,7 +41,7 @@ nlohmann::ordered_json HostsToJson(const std::vector<HostOfJob>& hosts) {
   return all;
 }
 
-std::string DrawHosts(const std::vector<HostOfJob>& hosts) {
+std::string DrawHosts(const std::vector<HostOfJob>& hosts, OnLoss on_loss) {
   if (hosts.empty()) return "";
   Table table({"host", "ranks", "workers", "shards", "no replica elsewhere"});
   bool survives = true;
@@ -50,13 +50,14 @@ std::string DrawHosts(const std::vector<HostOfJob>& hosts) {
                   absl::StrJoin(host.shards, ","), host.only_here.empty() ? "-" : absl::StrJoin(host.only_here, ",")});
     survives = survives && host.only_here.empty();
   }
-  const char* const loss =
+  const std::string loss =
       survives ? "The others have a replica of each shard if any one of these hosts is lost: the job goes on if it can "
                  "re-form\n"
                  "(shardctl support).\n"
-               : "The job fails if it loses a host that has shards without a replica elsewhere. Replicas come on "
-                 "different hosts\nwhere the mesh names its replicate dimension first, as ddp=2,fsdp=4, and there are "
-                 "workers on so many hosts.\n";
+               : absl::StrCat(on_loss == OnLoss::kFail ? "The job fails" : "The job goes back to its newest checkpoint",
+                              " if it loses a host that has shards without a replica elsewhere.\nReplicas come on "
+                              "different hosts where the mesh names its replicate dimension first, as ddp=2,fsdp=4, and "
+                              "there are\nworkers on so many hosts.\n");
   return absl::StrCat(table.ToString(), loss);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "client/cli/base/command.h"
+#include "core/job/job.h"
 #include "proto/shardmesh/v1/job.pb.h"
 
 namespace shardmesh {
@@ -24,6 +25,6 @@ std::vector<HostOfJob> HostsOfJob(const google::protobuf::RepeatedPtrField<v1::M
 // [{host, ranks, workers, shards, only_here}]
 nlohmann::ordered_json HostsToJson(const std::vector<HostOfJob>& hosts);
 // A table, and a sentence on the loss of a host. Empty where there are none.
-std::string DrawHosts(const std::vector<HostOfJob>& hosts);
+std::string DrawHosts(const std::vector<HostOfJob>& hosts, OnLoss on_loss);
 
 }  // namespace shardmesh
