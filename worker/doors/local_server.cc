@@ -260,8 +260,9 @@ bool LocalServer::TakeFreeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   return false;
 }
 
-// Of a job whose slots are pulled. The seat of a trainer that hung up is free in a moment; if all stay taken, sessions
-// that this process had before a worker's death, and did not claim again meanwhile, count as given up.
+// Of a job whose slots are pulled. The seat of a trainer that hung up is free in a moment, and so is one that was held
+// through a worker that died. If all stay taken, sessions that this process had before a worker's death, and did not claim
+// again meanwhile, count as given up.
 absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid) {
   const int seats = granted.shard->spec().num_trainers;
   const absl::Time deadline = MonotonicNow() + kHangUpTimeout, given_up = deadline - kHangUpTimeout / 2;
@@ -271,7 +272,8 @@ absl::Status LocalServer::TakeSeat(Granted& granted, uint64_t holder, pid_t pid)
       return absl::ResourceExhaustedError(absl::StrCat("job ", granted.shard->spec().name, " has its ", seats,
                                                        " trainers; end one, or create the job with more"));
     }
-    for (int seat = 0; seat < seats && MonotonicNow() > given_up; ++seat) ForgetUnclaimed(*granted.shard, seat, pid);
+    const pid_t given_up_by = MonotonicNow() > given_up ? pid : 0;
+    for (int seat = 0; seat < seats; ++seat) ForgetUnclaimed(*granted.shard, seat, given_up_by);
     absl::SleepFor(absl::Milliseconds(10));
   }
   return absl::OkStatus();
@@ -364,8 +366,8 @@ void LocalServer::AnswerRequests(LocalSocket& socket, const Granted& granted) {
     // Short: between two slices it is seen that the trainer hung up, and its slots are free.
     absl::StatusOr<LocalMessage> message = socket.Receive(std::min(worker_.heartbeat_timeout() / 4, kSlice));
     if (absl::IsDeadlineExceeded(message.status())) {
-      if (!granted.shard->CheckOpen().ok()) return;  // deleted: hang up
       if (!TellOfOpenMessage(socket, granted, here.watch).ok()) return;
+      if (!granted.shard->CheckOpen().ok()) return;  // of an epoch that is over: hang up
       continue;
     }
     if (!message.ok()) return;

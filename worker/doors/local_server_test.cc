@@ -2,6 +2,7 @@
 
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -11,6 +12,7 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
+#include "local/memory/mailbox.h"
 #include "worker/doors/push_sink.h"
 #include "worker/testing/local_host.h"
 
@@ -218,6 +220,43 @@ TEST(LocalServerTest, DeletedJob_ABusyTrainerIsToldAtItsNextStep) {
   host.workers[0]->Reconcile({});
   const auto reply = trainer.Step(Request({0}, 2));
   EXPECT_TRUE(absl::IsNotFound(reply.status()) || absl::IsUnavailable(reply.status())) << reply.status();
+}
+
+// Its epoch may be over before the worker says again how a message is.
+TEST(LocalServerTest, JobThatIsClosed_ATrainerWithAnOpenMessageIsToldWhy) {
+  for (int time = 0; time < 10; ++time) {
+    LocalHost host(1);
+    ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
+    ASSERT_OK_AND_ASSIGN(Trainer trainer, Trainer::Attach(host, 0, {0}));
+    ASSERT_OK_AND_ASSIGN(const std::shared_ptr<JobShard> shard, host.workers[0]->Find("small"));
+    shard->protocol().members().Abort(AbortReason::kLate, 0, Rank(0));
+    ASSERT_TRUE(PutMessage(shard->host().mailbox(0).request, "a request"));
+    host.workers[0]->Reconcile({});
+    EXPECT_THAT(trainer.Reply().status(), StatusIs(Code::kUnavailable, HasSubstr("did not finish its part of the step")));
+  }
+}
+
+// A seat of this worker's last incarnation, through which a trainer was connected, is the next one's that comes. One of a
+// trainer that lives is not.
+TEST(LocalServerTest, SeatOfAProcessThatHasEnded_IsFree_BeforeItsSessionIsGivenUp) {
+  JobSpec job = SmallJob("fsdp=1", 2);
+  job.slot_mode = SlotMode::kPulled;
+  job.num_trainers = 1;
+  for (const bool ended : {true, false}) {
+    LocalHost host(1);
+    ASSERT_NO_FATAL_FAILURE(host.Start(job));
+    ASSERT_OK_AND_ASSIGN(const std::shared_ptr<JobShard> shard, host.workers[0]->Find("small"));
+    const pid_t child = ended ? fork() : getppid();
+    if (child == 0) _exit(0);
+    if (ended) {
+      ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    }
+    constexpr uint64_t kHolder = uint64_t{1} << 32 | 7;
+    ASSERT_OK(shard->protocol().slots().Take(Slot(0), kHolder));
+    shard->protocol().control()->slots[0].holder_pid.store(child);
+    shard->unclaimed().Expect({{kHolder, {0}}});
+    EXPECT_EQ(host.servers[0]->TakeSeat(shard).status().code(), ended ? Code::kOk : Code::kResourceExhausted);
+  }
 }
 
 TEST(LocalServerTest, WhileAStepWaits_TheTrainerIsToldWhatIsMissing) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
+#include "local/process/process_end.h"
 #include "worker/doors/local_server.h"
 #include "worker/job/second_look.h"
 
@@ -41,9 +42,11 @@ void LocalServer::FillWelcome(JobShard& shard, uint64_t holder, absl::Span<const
   welcome.set_retained(protocol.members().ComesBack(shard.rank().value()));
 }
 
-// A trainer that attaches anew has given up the session that its process had.
+// A trainer that attaches anew has given up the session that its process had. Nobody comes back for one of a process that
+// has ended: a trainer's, or a worker's, through which a trainer was connected.
 void LocalServer::ForgetUnclaimed(JobShard& shard, int slot, pid_t pid) {
-  if (pid <= 0 || shard.protocol().control()->slots[slot].holder_pid.load() != pid) return;
+  const auto held_by = static_cast<pid_t>(shard.protocol().control()->slots[slot].holder_pid.load());
+  if (held_by <= 0 || (held_by != pid && !HasEnded(held_by))) return;
   uint64_t session = 0;
   const std::vector<int> slots = shard.unclaimed().Forget(slot, session);
   if (slots.empty()) return;
