@@ -111,6 +111,13 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
 }
 
 std::string WaitsFor(const v1::JobDescription& job) {
+  if (job.has_gone_back() && job.gone_back().epoch() == 0) {
+    v1::JobDescription rest = job;
+    rest.clear_gone_back();
+    const v1::GoneBack& back = job.gone_back();
+    return absl::StrCat(WaitsFor(rest), ", to go back to step ", back.checkpoint().step(), " of ",
+                        back.checkpoint().folder(), ", since ", back.cause());
+  }
   if (!job.waiting_for().empty()) return job.waiting_for();
   if (job.state() == v1::JOB_STATE_WAITING) return "workers to be assigned";
   std::vector<std::string> unready;

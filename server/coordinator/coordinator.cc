@@ -38,7 +38,7 @@ absl::Status Coordinator::Load(absl::Time now) {
     for (size_t rank = 0; rank < job.record.members.size(); ++rank) {  // of a file that an older version wrote
       if (job.record.members[rank].ready) job.ready.Add(job.record.epoch, ranks, rank);
     }
-    job.back_since = now;
+    job.back_since = job.assigned_at = now;
     state_.jobs[name] = std::move(job);
     state_.places.Touch(name);
   }
@@ -102,6 +102,9 @@ absl::Status Coordinator::Tick(absl::Time now) {
                     absl::StrCat("its workers did not have their memory within ",
                                  absl::FormatDuration(options_.reshard_timeout)));
     }
+  }
+  for (const auto& [name, job] : state_.jobs) {
+    if (job.record.goes_back) GiveUpReading(transaction, name, now);
   }
   AssignWaitingJobs(transaction, now);
   const absl::StatusOr<std::string> checked = store_->Check();

@@ -59,6 +59,8 @@ struct CoordinatorOptions {
   int max_lost_members = 8;
   // For the members to be of a job that is resharded to build their memory; then it stays where it is.
   absl::Duration reshard_timeout = absl::Minutes(10);
+  // For the members of a job that goes back to a checkpoint to read it, beside the time of its bytes on a slow disk.
+  absl::Duration read_timeout = absl::Minutes(2);
   std::function<std::string()> new_secret = RandomSecret;  // of each job, when it is made
 };
 
@@ -291,8 +293,13 @@ class Coordinator {
   // Gives a WAITING job that goes back the mesh that it wants or, after some patience, the largest that there are
   // workers for.
   absl::Status FitToWorkers(Transaction& transaction, const std::string& name, absl::Time now);
-  // A member has read its shard. The last one decides whether what they read is the checkpoint.
-  void ApplyLoaded(Transaction& transaction, const MemberReport& report, const Job& there, absl::Time now);
+  // A member has read its shard, or cannot. When all have said so, what they read is the checkpoint, and the job begins
+  // with it; or those that cannot read it are replaced; or, if nobody can or it has changed, it is passed over.
+  void ApplyRead(Transaction& transaction, const MemberReport& report, const Job& there, const WorkerIdentity& worker,
+                 absl::Time now);
+  void DecideRead(Transaction& transaction, const std::string& name, absl::Time now);
+  // Of jobs that go back: members that have said nothing for too long count as such that cannot read it.
+  void GiveUpReading(Transaction& transaction, const std::string& name, absl::Time now);
 
   // coordinator_reshard.cc
   absl::Status CheckReshards(const Job& job, const MeshSpec& mesh, absl::Time now) const;

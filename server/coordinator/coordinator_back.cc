@@ -1,17 +1,24 @@
 // Jobs that go back to a checkpoint by themselves, since they lost a shard of which no other copy is left.
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "core/base/status.h"
 #include "core/mesh/reform.h"
 #include "server/coordinator/coordinator.h"
 
 namespace shardmesh {
 namespace {
+
+constexpr int kPatience = 10;             // time-outs in which workers may come before the mesh shrinks all the same
+constexpr double kSlowestReading = 50e6;  // bytes a second
+constexpr double kStatesToo = 8;          // stored bytes of a job, for each byte of its weights in a version, at most
 
 std::string Quoted(absl::string_view text) { return absl::StrCat("\"", absl::CHexEscape(text), "\""); }
 
@@ -60,7 +67,10 @@ void Coordinator::GoBack(Transaction& transaction, const std::string& name, cons
   JobRecord& record = job.record;
   const CheckpointRecord& checkpoint = record.checkpoints.front();
   if (!record.goes_back) {
-    record.gone_back = {0, checkpoint, record.committed_step, cause};
+    // Without a step since the last time that one's steps are lost as before. A step that no report told of may be, too.
+    const bool again = record.gone_back.epoch > 0 && record.committed_step <= record.gone_back.checkpoint.step;
+    const int64_t lost = std::max(record.committed_step, again ? record.gone_back.lost_step : -1);
+    record.gone_back = {0, checkpoint, std::max(lost, checkpoint.step), cause};
     job.back_since = now;
   }
   record.goes_back = true;
@@ -92,9 +102,11 @@ void Coordinator::PassOverCheckpoint(Transaction& transaction, const std::string
   FailJob(transaction, name, absl::StrCat(first, "; ", why, "; it knows no older one"));
 }
 
-// A smaller mesh is for good, so workers that are about to come back are waited for: until none has come for a time-out.
+// A smaller mesh is for good, so workers that are about to come back are waited for: until none has come for a time-out, or
+// some come again and again.
 bool Coordinator::MayShrink(const Job& job, absl::Time now) const {
-  return now - std::max(job.back_since, last_come_) >= options_.heartbeat_timeout;
+  return now - std::max(job.back_since, last_come_) >= options_.heartbeat_timeout ||
+         now - job.back_since >= options_.heartbeat_timeout * kPatience;
 }
 
 absl::Status Coordinator::FitToWorkers(Transaction& transaction, const std::string& name, absl::Time now) {
@@ -117,24 +129,61 @@ absl::Status Coordinator::FitToWorkers(Transaction& transaction, const std::stri
   return absl::OkStatus();
 }
 
-void Coordinator::ApplyLoaded(Transaction& transaction, const MemberReport& report, const Job& there, absl::Time now) {
-  const Plan& plan = there.definition->plan();
+void Coordinator::ApplyRead(Transaction& transaction, const MemberReport& report, const Job& there,
+                            const WorkerIdentity& worker, absl::Time now) {
+  ReadShards::Said said;
+  said.digest = report.loaded_digest;
+  if (report.unreadable) said = {std::nullopt, absl::StrCat("worker ", worker.name, ": ", report.error)};
   Job& job = state_.jobs.at(report.job);
-  job.loaded.Add(report.epoch, plan.num_ranks(), report.rank, *report.loaded_digest);
-  if (!job.loaded.AreAll(report.epoch)) return;
-  const CheckpointRecord& checkpoint = there.record.checkpoints.front();
+  job.read.Add(report.epoch, there.definition->plan().num_ranks(), report.rank, std::move(said));
+  if (job.read.AllSaid(report.epoch)) DecideRead(transaction, report.job, now);
+}
+
+void Coordinator::DecideRead(Transaction& transaction, const std::string& name, absl::Time now) {
+  const Job& job = state_.jobs.at(name);
+  const std::vector<ReadShards::Said>& said = job.read.said();
+  std::vector<std::string> cannot, errors;
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    if (said[rank].digest.has_value()) continue;
+    const WorkerIdentity& worker = job.record.members[rank].worker;
+    cannot.push_back(absl::StrCat(worker.name, "@", worker.incarnation));
+    errors.push_back(said[rank].error);
+  }
+  if (cannot.size() == said.size()) return PassOverCheckpoint(transaction, name, errors.front(), now);
+  if (!cannot.empty()) {  // others can
+    std::vector<std::string>& excluded = transaction.MutableJob(name).record.excluded;
+    excluded.insert(excluded.end(), cannot.begin(), cannot.end());
+    return GoBack(transaction, name, absl::StrJoin(errors, "; "), now);
+  }
+  const Plan& plan = job.definition->plan();
+  const CheckpointRecord& checkpoint = job.record.checkpoints.front();
   for (int replica = 0; replica < plan.num_replicas(); ++replica) {
     uint64_t sum = 0;
-    for (int shard = 0; shard < plan.num_shards(); ++shard) {
-      sum += job.loaded.digest(plan.RankOf({shard, replica}).value());
-    }
+    for (int shard = 0; shard < plan.num_shards(); ++shard) sum += *said[plan.RankOf({shard, replica}).value()].digest;
     if (sum == checkpoint.digest) continue;
-    return PassOverCheckpoint(transaction, report.job,
+    return PassOverCheckpoint(transaction, name,
                               absl::StrFormat("the digest of what was read is %016x; %016x was saved: a file changed "
                                               "since",
                                               sum, checkpoint.digest),
                               now);
   }
+}
+
+void Coordinator::GiveUpReading(Transaction& transaction, const std::string& name, absl::Time now) {
+  Job& job = state_.jobs.at(name);
+  const JobRecord& record = job.record;
+  if (!record.goes_back || record.state != JobState::kPreparing || job.read.AllSaid(record.epoch)) return;
+  const Plan& plan = job.definition->plan();
+  const double bytes = static_cast<double>(plan.version_bytes()) * kStatesToo;
+  const absl::Duration limit = options_.read_timeout + absl::Seconds(bytes / kSlowestReading);
+  if (now - job.assigned_at < limit) return;
+  for (int rank = 0; rank < plan.num_ranks(); ++rank) {
+    if (job.read.Has(record.epoch, rank)) continue;
+    const std::string error = absl::StrCat("worker ", record.members[rank].worker.name,
+                                           " did not read its shard within ", absl::FormatDuration(limit));
+    job.read.Add(record.epoch, plan.num_ranks(), rank, {std::nullopt, error});
+  }
+  DecideRead(transaction, name, now);
 }
 
 }  // namespace shardmesh

@@ -59,6 +59,13 @@ class GoBackTest : public ReformTest {
     report.state = MemberReport::State::kPreparing;
     return report;
   }
+  MemberReport Unreadable(size_t rank) {
+    MemberReport report = Preparing(rank);
+    report.state = MemberReport::State::kFailed;
+    report.error = "no such folder";
+    report.unreadable = true;
+    return report;
+  }
   std::vector<Assignment> BeatOf(size_t rank, const MemberReport& report) {
     const WorkerIdentity member = View("j").members[rank].worker;
     return Beat(member.name, {report}, member.incarnation);
@@ -116,13 +123,90 @@ TEST_F(GoBackTest, FilesThatChanged_TheOneBeforeIsTaken_ThenTheJobFails) {
   EXPECT_THAT(c_->TakeEvents(), Contains(AllOf(HasSubstr("event=checkpoint_passed_over job=j step=6"),
                                                HasSubstr("0000000000000043; 0000000000000042 was saved"))));
   ExpectGoesBackTo(kOlder, 3);
-  MemberReport failed = Preparing(1);
-  failed.state = MemberReport::State::kFailed;
-  failed.error = "no such folder";
-  failed.unreadable = true;
-  BeatOf(1, failed);
+  for (const size_t rank : {0, 1}) {
+    EXPECT_EQ(View("j").state, JobState::kPreparing) << "the others may read it";
+    BeatOf(rank, Unreadable(rank));
+  }
   ExpectFailed("worker b (rank 1, pid 71) ended", "it knows no older one", "newest known step is 3");
   EXPECT_THAT(View("j").error, HasSubstr("no such folder"));
+}
+
+TEST_F(GoBackTest, OneThatCannotReadIt_IsReplaced) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  Record(kNewer);
+  ASSERT_NO_FATAL_FAILURE(LoseB());
+  ASSERT_OK(c_->Join(SmallWorker("s"), now_));
+  ASSERT_EQ(Members(), (Names{"a", "b"}));
+  BeatOf(1, Unreadable(1));
+  Load({20});
+  ExpectGoesBackTo(kNewer, 3);
+  EXPECT_EQ(Members(), (Names{"a", "s"}));
+  EXPECT_THAT(c_->TakeEvents(), Contains(HasSubstr("cause=\"worker b: no such folder\"")));
+  Load({20, 46});
+  ReportReady(6);
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  EXPECT_THAT(View("j").gone_back.cause, HasSubstr("worker b (rank 1, pid 71) ended"));
+}
+
+TEST_F(GoBackTest, OneThatSaysNothing_IsReplaced) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  Record(kNewer);
+  ASSERT_NO_FATAL_FAILURE(LoseB());
+  ASSERT_OK(c_->Join(SmallWorker("s"), now_));
+  for (absl::Duration waited; waited < options_.read_timeout; waited += absl::Seconds(1)) {
+    EXPECT_EQ(View("j").epoch, 2) << waited;
+    Load({20});
+    BeatOf(1, Preparing(1));
+    Beat("s");
+    Advance(absl::Seconds(1));
+  }
+  Advance(absl::Milliseconds(500));
+  ExpectGoesBackTo(kNewer, 3);
+  EXPECT_EQ(Members(), (Names{"a", "s"}));
+}
+
+// A peer says that b is gone, which may be heard of for a while.
+TEST_F(GoBackTest, TheLostWorker_IsNotAssignedAgain) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  ASSERT_OK(c_->Join(SmallWorker("s"), now_));
+  Record(kNewer);
+  Beat("a", {Failed("a", 1)});
+  ExpectGoesBackTo(kNewer, 2);
+  EXPECT_EQ(Members(), (Names{"a", "s"}));
+}
+
+TEST_F(GoBackTest, AWorkerThatComesAgainAndAgain_DoesNotKeepItWaiting) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady("fsdp=3"));
+  Record(kNewer);
+  for (const char* worker : {"b", "c"}) ASSERT_OK(c_->Leave(worker, 1, now_));
+  int64_t incarnation = 1;
+  for (absl::Duration waited; waited < options_.heartbeat_timeout * 10; waited += absl::Seconds(1)) {
+    EXPECT_EQ(View("j").state, JobState::kWaiting) << waited;
+    LastIncarnation last;
+    last.dead = incarnation;
+    ASSERT_OK(c_->Join(SmallWorker("x", ++incarnation), now_, {}, last));
+    Beat("a");
+    Advance(absl::Seconds(1));
+  }
+  EXPECT_EQ(View("j").state, JobState::kPreparing);
+}
+
+TEST_F(GoBackTest, LostSteps_AreThoseSinceTheLastStep_OfTwoLosses) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady());
+  Record(kNewer);
+  ASSERT_NO_FATAL_FAILURE(LoseB());
+  Load({20, 46});
+  ReportReady(6);
+  ASSERT_EQ(View("j").state, JobState::kReady);
+  LastIncarnation last;
+  last.dead = 2;
+  ASSERT_OK(c_->Join(SmallWorker("b", 3), now_, {}, last));
+  EXPECT_EQ(View("j").gone_back.lost_step, 7);
+  Load({20, 46});
+  for (const int step : {6, 9}) ReportReady(step);
+  last.dead = 3;
+  ASSERT_OK(c_->Join(SmallWorker("b", 4), now_, {}, last));
+  EXPECT_EQ(View("j").gone_back.lost_step, 9);
 }
 
 TEST_F(GoBackTest, WithReplicas_TheJobReforms_AndGoesBackWhenTheLastCopyIsLost) {

@@ -179,6 +179,7 @@ void Coordinator::AssignWaitingJobs(Transaction& transaction, absl::Time now) {
     if (static_cast<int64_t>(state_.workers.size()) < demand.num_ranks) continue;  // of a large fleet the first come
     const Choice choice = ChooseMembers(demand, Candidates(waiting.record, now));
     if (choice.members.empty()) continue;
+    transaction.MutableJob(name).assigned_at = now;
     JobRecord& job = transaction.MutableJob(name).record;
     job.state = JobState::kPreparing;
     job.epoch = NextEpoch(job);

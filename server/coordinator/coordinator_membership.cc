@@ -386,7 +386,7 @@ void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& rep
   const std::string cause = absl::StrCat(Member(worker, report.rank), " failed: ", report.error);
   const SharedList<MemberRecord> members = job.record.members;
   if (report.lost_rank < 0 || report.lost_rank >= static_cast<int32_t>(members.size())) {
-    if (job.record.goes_back && report.unreadable) return PassOverCheckpoint(transaction, report.job, cause, now);
+    if (job.record.goes_back && report.unreadable) return ApplyRead(transaction, report, job, worker, now);
     const bool reforms =
         job.record.state == JobState::kPreparing && (job.record.from_epoch > 0 || job.record.goes_back);
     if (!reforms) return FailJob(transaction, report.job, cause);
@@ -399,7 +399,7 @@ void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& rep
   const MemberRecord lost = members[report.lost_rank];
   const bool prepared = job.record.state == JobState::kPreparing;
   LoseMember(transaction, report.job, report.lost_rank, cause, now);
-  const bool goes_on = prepared || job.record.state == JobState::kPreparing;
+  const bool goes_on = prepared || job.record.state == JobState::kPreparing || job.record.goes_back;
   if (goes_on && WorkerOf(lost) != nullptr) transaction.MutableWorker(lost.worker.name).doubted = true;
 }
 
@@ -445,7 +445,7 @@ absl::Status Coordinator::ApplyReport(Transaction& transaction, const MemberRepo
     ApplyFailure(transaction, report, *there, worker, now);
     return absl::OkStatus();
   }
-  if (there->record.goes_back && report.loaded_digest.has_value()) ApplyLoaded(transaction, report, *there, now);
+  if (there->record.goes_back && report.loaded_digest.has_value()) ApplyRead(transaction, report, *there, worker, now);
   if (report.state == MemberReport::State::kReady && there->record.state == JobState::kPreparing) {
     const size_t ranks = there->record.members.size();
     const bool last = there->ready.AllBut(report.epoch, ranks, report.rank);
@@ -486,7 +486,7 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
       assignments.push_back({job.definition, record.epoch, place.index, told.peers, OriginOf(job)});
       if (record.goes_back) {
         assignments.back().back = record.checkpoints.front();
-        assignments.back().use = job.loaded.AreAll(record.epoch);
+        assignments.back().use = job.read.AllSaid(record.epoch);
       }
     } else if (place.kind == Place::kOther) {
       const Told& told = state_.places.ToldOf(state_.jobs, job);

@@ -51,20 +51,26 @@ class ReadyRanks {
   std::vector<bool> ready_;
 };
 
-// What members that go back to a checkpoint say of it at an epoch: the digest of the shard that each has read. Not stored,
-// as ReadyRanks.
-class LoadedShards {
+// What members that go back to a checkpoint say of it at an epoch: the digest of the shard that each has read, or why it
+// cannot. Not stored, as ReadyRanks.
+class ReadShards {
  public:
-  // Of an epoch other than before: nobody else has.
-  void Add(int64_t epoch, size_t num_ranks, size_t rank, uint64_t digest);
-  // All of that epoch's have.
-  bool AreAll(int64_t epoch) const { return epoch == epoch_ && count_ == digests_.size(); }
-  uint64_t digest(size_t rank) const { return *digests_[rank]; }  // REQUIRES: it has
+  struct Said {
+    std::optional<uint64_t> digest;
+    std::string error;  // without a digest; empty: it said nothing yet
+    bool empty() const { return !digest.has_value() && error.empty(); }
+  };
+  // Of an epoch other than before: nobody else did.
+  void Add(int64_t epoch, size_t num_ranks, size_t rank, Said said);
+  // All of that epoch's did.
+  bool AllSaid(int64_t epoch) const { return epoch == epoch_ && count_ == said_.size(); }
+  bool Has(int64_t epoch, size_t rank) const { return epoch == epoch_ && rank < said_.size() && !said_[rank].empty(); }
+  const std::vector<Said>& said() const { return said_; }  // by rank
 
  private:
   int64_t epoch_ = 0;
   size_t count_ = 0;
-  std::vector<std::optional<uint64_t>> digests_;  // by rank
+  std::vector<Said> said_;
 };
 
 // Since when other hosts say that a host's lead is gone, at an epoch. Two hosts may say it of each other.
@@ -80,8 +86,9 @@ struct Job {
   bool progress_unsaved = false;  // committed_step, published_steps: written by the next Tick, said again by rank 0
   // Not stored:
   ReadyRanks ready;  // while it is PREPARING; but for the last one changed without a transaction
-  LoadedShards loaded;                           // while it goes back; changed without a transaction
-  absl::Time back_since = absl::InfinitePast();  // when it began to
+  ReadShards read;   // while it goes back; changed without a transaction
+  absl::Time back_since = absl::InfinitePast();   // when it began to
+  absl::Time assigned_at = absl::InfinitePast();  // and its members were assigned
   std::optional<Behind> behind;  // of the newest incarnation of rank 0 that reports fewer steps than committed_step
   int lost_members = 0;                  // that died since its last step or, without one, its making
   HostsInDoubt in_doubt;                 // changed without a transaction

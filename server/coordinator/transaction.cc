@@ -23,14 +23,14 @@ void ReadyRanks::Add(int64_t epoch, size_t num_ranks, size_t rank) {
   ready_[rank] = true;
 }
 
-void LoadedShards::Add(int64_t epoch, size_t num_ranks, size_t rank, uint64_t digest) {
-  if (epoch != epoch_ || digests_.size() != num_ranks) {
+void ReadShards::Add(int64_t epoch, size_t num_ranks, size_t rank, Said said) {
+  if (epoch != epoch_ || said_.size() != num_ranks) {
     epoch_ = epoch;
     count_ = 0;
-    digests_.assign(num_ranks, std::nullopt);
+    said_.assign(num_ranks, {});
   }
-  count_ += !digests_[rank].has_value();
-  digests_[rank] = digest;
+  count_ += said_[rank].empty();
+  said_[rank] = std::move(said);
 }
 
 void Transaction::SaveJob(const std::string& name) {

@@ -375,7 +375,14 @@ absl::StatusOr<uint64_t> LoadStored(JobShard& shard, const FolderAccess& folders
                                     const v1::StoredCheckpoint& checkpoint, uint64_t load_id,
                                     const std::atomic<bool>& cancelled) {
   // Before its manifest is read: whether it is the checkpoint, and may be opened.
-  RETURN_IF_ERROR(folders.OpenToLoad(checkpoint.folder(), checkpoint.step(), checkpoint.digest()).status());
+  const absl::Status there = folders.OpenToLoad(checkpoint.folder(), checkpoint.step(), checkpoint.digest()).status();
+  if (absl::IsPermissionDenied(there)) {
+    return absl::NotFoundError(absl::StrCat(
+        checkpoint.folder(), " is not the checkpoint of step ", checkpoint.step(),
+        " as this worker sees it: it was removed or changed, or it lies elsewhere for this worker, or below no "
+        "--checkpoint-root of it"));
+  }
+  RETURN_IF_ERROR(there);
   ASSIGN_OR_RETURN(const OpenedCheckpoint opened, OpenCheckpoint(checkpoint.folder()));
   v1::LoadRequest request;
   request.set_job(shard.spec().name);

@@ -88,7 +88,7 @@ absl::StatusOr<std::string> Save(const SaveFlags& flags) {
   RETURN_IF_ERROR(saved.status());
   WarnUnlessRecorded(*saved);
   ScheduledSave save{*std::move(saved), {}};
-  if (flags.keep.last > 0) {
+  if (flags.keep.last > 0 && save.saved.recorded.ok()) {
     ASSIGN_OR_RETURN(save.removed, Prune(flags.root, flags.keep));
   }
   return Line(flags, save);

@@ -73,15 +73,13 @@ std::string ReshardingText(const v1::JobDescription& job) {
 std::string Note(const v1::JobDescription& job) {
   if (const std::string resharding = ReshardingText(job); !resharding.empty()) return resharding;
   if (const std::string waiting_for = WaitingFor(job); !waiting_for.empty()) {
-    const bool goes_back = job.has_gone_back() && job.gone_back().epoch() == 0;
-    return absl::StrCat(goes_back ? absl::StrCat("going back to step ", job.gone_back().checkpoint().step(), ", ") : "",
-                        "waiting for ", waiting_for);
+    return absl::StrCat("waiting for ", waiting_for);
   }
   const std::string error = ErrorOf(job);
-  if (const v1::GoneBack& back = job.gone_back(); error.empty() && job.has_gone_back()) {
+  if (error.empty() && !job.reshard_error().empty()) return absl::StrCat("stayed on its mesh: ", job.reshard_error());
+  if (const v1::GoneBack& back = job.gone_back(); error.empty() && job.has_gone_back() && back.epoch() == job.epoch()) {
     return absl::StrCat("went back from step ", back.lost_step(), " to ", back.checkpoint().step(), ": ", back.cause());
   }
-  if (error.empty() && !job.reshard_error().empty()) return absl::StrCat("stayed on its mesh: ", job.reshard_error());
   return error.empty() ? "-" : error;
 }
 

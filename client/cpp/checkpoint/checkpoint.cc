@@ -340,8 +340,10 @@ absl::StatusOr<SavedCheckpoint> SaveCheckpoint(Job& job, const std::string& root
   manifest.step = digest->step();
   manifest.digest = digest->digest();
   ASSIGN_OR_RETURN(NewCheckpoint::Finished finished, checkpoint->Finish(manifest));
-  const absl::Status recorded =
-      job.RecordCheckpoint(Stored(finished.path, digest->step(), digest->digest()), options.timeout);
+  absl::Status recorded;
+  if (options.record) {
+    recorded = job.RecordCheckpoint(Stored(finished.path, digest->step(), digest->digest()), options.timeout);
+  }
   return SavedCheckpoint{std::move(finished.path), digest->step(),         digest->digest(),
                          files.num_bytes(),        finished.already_there, recorded};
 }
@@ -366,7 +368,9 @@ absl::StatusOr<std::shared_ptr<Job>> RestoreCheckpoint(Client& client, const std
     }
     RETURN_IF_ERROR(LoadShards(*job, opened, options));
     const Manifest& manifest = opened.manifest;
-    RETURN_IF_ERROR(job->RecordCheckpoint(Stored(opened.path, manifest.step, manifest.digest), options.timeout));
+    if (options.record) {
+      RETURN_IF_ERROR(job->RecordCheckpoint(Stored(opened.path, manifest.step, manifest.digest), options.timeout));
+    }
     return job;
   };
   absl::StatusOr<std::shared_ptr<Job>> job = restore();

@@ -25,6 +25,8 @@ struct SaveOptions {
   std::vector<BufferValue> buffers;
   absl::Duration timeout = absl::Minutes(10);
   OnFileProgress progress;  // may be empty
+  // Whether the coordinator is told of it (Job::RecordCheckpoint). Not of one that is removed again soon.
+  bool record = true;
 };
 
 struct SavedCheckpoint {
@@ -34,7 +36,7 @@ struct SavedCheckpoint {
   int64_t bytes = 0;           // of its files
   bool already_there = false;  // the step was saved before, with the same bits
   // Of a job that goes back to a checkpoint on a loss: whether the coordinator knows of this one. If not, the job would
-  // go back to an older one, or fail. Errors of Job::RecordCheckpoint.
+  // go back to an older one, or fail: older ones are to stay then. Errors of Job::RecordCheckpoint. OK: it was not to be told.
   absl::Status recorded;
 };
 
@@ -70,6 +72,8 @@ struct RestoreOptions {
   int64_t prefetch_buckets = 0;
   // "fail" or "checkpoint"; empty: as it was saved.
   std::string on_loss;
+  // As SaveOptions::record, of the checkpoint that is restored.
+  bool record = true;
 };
 
 // Creates the job of a checkpoint, or of the newest one in a folder of them, and gives it its weights and states: it

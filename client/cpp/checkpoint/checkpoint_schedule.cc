@@ -94,7 +94,7 @@ class ServedJob : public ScheduledJob {
     if (absl::IsNotFound(saved.status())) return absl::UnavailableError(saved.status().message());  // a look tells
     RETURN_IF_ERROR(saved.status());
     ScheduledSave save{*std::move(saved), {}};
-    if (options_.keep.last > 0) {
+    if (options_.keep.last > 0 && save.saved.recorded.ok()) {
       ASSIGN_OR_RETURN(save.removed, Prune(options_.root, options_.keep));
     }
     return save;
