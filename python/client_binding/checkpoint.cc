@@ -73,19 +73,20 @@ py::list Buffers(const Text& path) {
 // (path, step, digest, bytes, steps that were removed, whether it was there already, why the coordinator does not know of
 // it: "" if it does).
 py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer keep_every, double timeout,
-               py::object progress, std::vector<BoundBuffer> buffers) {
+               py::object progress, std::vector<BoundBuffer> buffers, bool record) {
   Told told(std::move(progress));
   SaveOptions options;
   options.timeout = absl::Seconds(timeout);
   options.progress = told.Listener();
   options.buffers = ValuesOf(std::move(buffers));
+  options.record = record;
   const KeepRule keep{keep_last, keep_every.value};
   const auto save = [service = *job.service, name = job.job->spec().name, root = root.value, options,
                      keep]() -> absl::StatusOr<Saved> {
     ASSIGN_OR_RETURN(const std::shared_ptr<Job> opened, service.client(options.timeout).OpenJob(name));
     Saved saved;
     ASSIGN_OR_RETURN(saved.checkpoint, SaveCheckpoint(*opened, root, options));
-    if (keep.last > 0) {
+    if (keep.last > 0 && saved.checkpoint.recorded.ok()) {
       ASSIGN_OR_RETURN(saved.removed, Prune(root, keep));
     }
     return saved;
@@ -99,11 +100,11 @@ py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer kee
 
 BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, const Text& mesh, const Text& gather,
                  bool fit_mesh, double timeout, py::object progress, int64_t replaces_uid, const Text& residency,
-                 Integer bucket_elements, Integer prefetch_buckets, const Text& on_loss) {
+                 Integer bucket_elements, Integer prefetch_buckets, const Text& on_loss, bool record) {
   Told told(std::move(progress));
   RestoreOptions options{
-      name.value,   mesh.value,      absl::Seconds(timeout), told.Listener(),        gather.value, fit_mesh,
-      replaces_uid, residency.value, bucket_elements.value,  prefetch_buckets.value, on_loss.value};
+      name.value,   mesh.value,      absl::Seconds(timeout), told.Listener(),        gather.value,  fit_mesh,
+      replaces_uid, residency.value, bucket_elements.value,  prefetch_buckets.value, on_loss.value, record};
   const auto restore = [service = *client.service, path = path.value, options]() {
     Client opener = service.client(options.timeout);
     return RestoreCheckpoint(opener, path, options);
@@ -118,10 +119,11 @@ BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, 
 void BindCheckpoint(py::module_& module, py::class_<BoundClient>& client, py::class_<BoundJob>& job) {
   module.def("checkpoint_buffers", &Buffers, py::arg("path"));
   job.def("checkpoint", &Save, py::arg("folder"), py::arg("keep_last"), py::arg("keep_every"), py::arg("timeout"),
-          py::arg("progress"), py::arg("buffers"));
+          py::arg("progress"), py::arg("buffers"), py::arg("record"));
   client.def("restore", &Restore, py::arg("path"), py::arg("name"), py::arg("mesh"), py::arg("gather"),
              py::arg("fit_mesh"), py::arg("timeout"), py::arg("progress"), py::arg("replaces_uid"),
-             py::arg("residency"), py::arg("bucket_elements"), py::arg("prefetch_buckets"), py::arg("on_loss"));
+             py::arg("residency"), py::arg("bucket_elements"), py::arg("prefetch_buckets"), py::arg("on_loss"),
+             py::arg("record"));
 }
 
 }  // namespace shardmesh::python

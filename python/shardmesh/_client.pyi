@@ -26,6 +26,7 @@ class Client:
     def restore(
         self, path: str, name: str, mesh: str, gather: str, fit_mesh: bool, timeout: float, progress: _Progress,
         replaces_uid: int, residency: str, bucket_elements: int, prefetch_buckets: int, on_loss: str,
+        record: bool,
     ) -> Job: ...
 
     def create_job(
@@ -76,7 +77,7 @@ class Job:
     def lease(self, kind: str, step: int, ttl: float, timeout: float) -> Lease: ...
     def checkpoint(
         self, folder: str, keep_last: int, keep_every: int, timeout: float, progress: _Progress,
-        buffers: Sequence[_Buffer],
+        buffers: Sequence[_Buffer], record: bool,
     ) -> tuple[str, int, int, int, list[int], bool, str]: ...
 
 class Lease:

@@ -137,6 +137,7 @@ class Client:
         timeout: float = 600.0,
         progress: Progress = None,
         buffers: Sequence[Buffer] = (),
+        record: bool = True,
     ) -> SavedCheckpoint:
         """Writes the newest committed step to a folder of checkpoints, which all workers see under the same path.
 
@@ -145,6 +146,8 @@ class Client:
         Given up (KeyboardInterrupt, an error of `progress`), it may still be finished. A step that was saved there
         before, with the same bits, stays as it is: `already_there` of the result says so.
         buffers: what the model has beside its parameters; the service does not have that. Optimizer.save() gives them.
+        record: whether a job made with on_loss="checkpoint" goes back to this one; not to one that is removed soon. Where
+        the coordinator cannot be told of it, a warning says so, and no older one is removed.
         timeout: of each wait for others, that for the coordinator among them.
         AlreadyExists: that step is there with other bits. FailedPrecondition: no weights yet, or workers that do not see the folder.
         Aborted: another checkpoint is under way. ResourceExhausted: the disk is full. DataLoss: replicas differ.
@@ -155,6 +158,7 @@ class Client:
         saved = opened._core.checkpoint(
             _path("folder", folder), keep_last=last, keep_every=every, timeout=limit,
             progress=progress, buffers=[(name, dtype, list(shape), data) for name, dtype, shape, data in buffers],
+            record=bool(record),
         )
         if unknown := saved[6]:
             _LOG.warning("the coordinator does not know of checkpoint %s, so job %s would not go back to it: %s", saved[0],
@@ -192,7 +196,7 @@ class Client:
         return Job(self._core.restore(
             _path("path", path), fit_mesh=bool(fit_mesh), timeout=seconds("timeout", timeout), progress=progress,
             replaces_uid=0, bucket_elements=_arguments.integer("bucket_elements", bucket_elements),
-            prefetch_buckets=_arguments.integer("prefetch_buckets", prefetch_buckets), **chosen
+            prefetch_buckets=_arguments.integer("prefetch_buckets", prefetch_buckets), record=True, **chosen
         ))
 
 

@@ -188,6 +188,7 @@ class Started:
             chosen = self.plan.specification
             job = self.client.restore(
                 path, name=self.name, mesh=chosen["mesh"], residency=chosen["residency"], fit_mesh=True,
+                on_loss=chosen["on_loss"],
                 bucket_elements=int(self.spec.get("bucket_elements", BUCKET_ELEMENTS)),
                 prefetch_buckets=int(self.spec.get("prefetch_buckets", PREFETCH_BUCKETS)), timeout=self.plan.timeout)
             LOG.info("job %s continues from %s on mesh %s", self.name, path, job.mesh)
@@ -317,11 +318,11 @@ class Started:
         )
 
     def checkpoint(self, folder: str) -> str:
-        """Of the newest step; its path. Several ranks may do this at once: the service writes one after the other."""
+        """Of the newest step, for a moment; its path. Several ranks may do this at once: the service writes one after the other."""
         deadline = time.monotonic() + self.plan.timeout
         while True:
             try:
-                return self.client.checkpoint(self.name, folder, timeout=self.plan.timeout).path
+                return self.client.checkpoint(self.name, folder, timeout=self.plan.timeout, record=False).path
             except errors.Aborted:
                 if time.monotonic() >= deadline:
                     raise

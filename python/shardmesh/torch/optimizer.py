@@ -27,7 +27,7 @@ from ._gradients._pulled import SlotPuller
 from ._job import _hyper
 from ._job._memory import give_back
 from ._job._own_job import OwnJob
-from ._job._session import OVER, GoneBack, Reply
+from ._job._session import LOG, OVER, GoneBack, Reply
 from ._job._specification import Formats
 from ._modules._guard import Guard, Owner
 from ._modules._locations import listed
@@ -132,6 +132,7 @@ class Optimizer(torch.optim.Optimizer):
         self._tokens: list[int] = []
         self._zeros = False  # states are wanted before the first step
         self._wanted: Optional[int] = None  # a step that step() was to do, and ended with an error
+        self._over: Optional[errors.Error] = None  # why the epoch is over that this rank is at; it has not come back yet
         self.last: Optional[Reply] = None  # how the last step went
 
     def _begin(self) -> None:
@@ -212,45 +213,71 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.complete()
         if self._residence is not None:
             self._residence.release_all()
-        if self._wanted is not None:
-            self._session.core.await_weights(timeout=self._session.timeout)  # and for a call that was interrupted
-        else:
+        again = self._wanted is not None
+        if self._wanted is None:
             self._wanted = self._session.committed + 1
         scaling = _scaler.scaling(self, isinstance(self._slots, SlotPuller))
-        reply = self._commit(self._wanted, self._learning_rates(), scaling.scale if scaling else 1.0)
+        went_back, reply = self._commit(self._wanted, again, self._learning_rates(), scaling.scale if scaling else 1.0)
         self.last = reply if self.clip_norm > 0 and not reply.skipped else reply._replace(gradient_norm=None)
         self._placed.refresh()
         if scaling is not None:
-            scaling.tell(self.last.skipped)
+            scaling.tell(self.last.skipped and not went_back)
         self._tokens = []
         self._slots.stepped()
         self._no_states.has_states = True
         self._wanted = None  # until here, a call that was interrupted is repeated as the same step
 
-    def _commit(self, wanted: int, learning_rates: list[float], loss_scale: float) -> Reply:
-        while self._session.committed < wanted or isinstance(self._slots, SlotPuller):
+    def _commit(self, wanted: int, again: bool, learning_rates: list[float], loss_scale: float) -> tuple[bool, Reply]:
+        """How the step went, and whether the job has gone back instead. again: a call for the same step was interrupted."""
+        while self._over is not None or self._session.committed < wanted or isinstance(self._slots, SlotPuller):
+            if self._over is not None and (gone_back := self._come_back(self._over)) is not None:
+                return True, Reply(gone_back.step, False, True, self._tell(gone_back, wanted - 1), None)
             try:
-                return self._slots.commit(self._session, learning_rates, loss_scale, self._tokens)
+                if again:
+                    self._session.core.await_weights(timeout=self._session.timeout)
+                return False, self._slots.commit(self._session, learning_rates, loss_scale, self._tokens)
             except OVER as error:
                 if self._residence is not None:
                     raise  # such a job has no other copies
-                gone_back = self._session.reopen(error)
-                self._place_again()
-                self._slots.attach(self._session)
-                if gone_back is not None:
-                    return self._tell(gone_back)
-        return Reply(wanted, True, False, "", None)
+                self._over = error
+        return False, Reply(wanted, True, False, "", None)
 
-    def _tell(self, gone_back: GoneBack) -> Reply:
-        """The gradients are of weights that are gone."""
+    def _come_back(self, error: errors.Error) -> Optional[GoneBack]:
+        """To the job as it goes on. Whatever ends this call, the next one begins again."""
+        self._over = error
+        gone_back = self._session.reopen(error)
+        self._place_again()
+        self._slots.attach(self._session)
+        if gone_back is None:
+            self._session.came_back()
+            self._over = None
+        return gone_back
+
+    def _tell(self, gone_back: GoneBack, newest: int) -> str:
+        """WentBack, unless this rank goes on without; then the text. The gradients are of weights that are gone. newest: the
+        last step that this rank has done."""
         self._slots.clear()
-        text = (f"job {self.job.name} went back to step {gone_back.step}, of checkpoint {gone_back.checkpoint}, since "
-                f"{gone_back.cause}; steps up to {max(gone_back.lost_step, self._wanted or 0)} are lost")
-        if self._started.plan.on_went_back == "continue":
-            return Reply(gone_back.step, False, True, text, None)
         self._placed.refresh()
+        lost = max(gone_back.lost_step, newest)
+        text = (f"job {self._started.name} went back to step {gone_back.step}, of checkpoint {gone_back.checkpoint}, since "
+                f"{gone_back.cause}; steps up to {lost} are lost")
         self._wanted = None
-        raise errors.WentBack(text, gone_back.step, gone_back.lost_step, gone_back.checkpoint)
+        self._session.came_back()
+        self._over = None
+        if self._started.plan.on_went_back == "continue":
+            return text
+        raise errors.WentBack(text, gone_back.step, lost, gone_back.checkpoint)
+
+    def _check_came_back(self) -> None:
+        """Before the job is read by its name: that this rank is where the job is. WentBack: it was not."""
+        if self._started.plan.specification["on_loss"] != "checkpoint" or self._residence is not None:
+            return
+        newest = self._session.committed
+        if self._over is None and not self._session.is_behind():
+            return
+        gone_back = self._come_back(self._over or errors.Unavailable("it is at a later epoch"))
+        if gone_back is not None:
+            LOG.warning("%s", self._tell(gone_back, newest))
 
     @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -464,6 +491,7 @@ class Optimizer(torch.optim.Optimizer):
         says it; or there are several ranks, and upload() was not called on each after such a change.
         """
         self._check_usable()
+        self._check_came_back()
         self._settle("save()")
         return self._started.save(folder, **options)
 
@@ -507,6 +535,7 @@ class Optimizer(torch.optim.Optimizer):
         """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it.
         FailedPrecondition: a parameter was changed by hand."""
         self._check_usable()
+        self._check_came_back()
         self._guard.check(self._placed.decoded_for_now(), frozen=False)
         self._loads.check(self._placed.changed())  # what was loaded or edited has no states
         states = states_of(self._started)

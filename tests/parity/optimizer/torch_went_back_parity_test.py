@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import torch
 from shardmesh import connect, errors
@@ -16,7 +17,7 @@ from shardmesh.torch import Optimizer
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "testing")]
 import ranks
-from cluster import Cluster
+from cluster import Cluster, until
 from service import BIN
 
 SAVED, KILLED, LAST = 3, 5, 8
@@ -24,6 +25,11 @@ SAVED, KILLED, LAST = 3, 5, 8
 
 def batch_of(step, rank):
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def backward(model, optimizer):
+    optimizer.zero_grad()
+    model(batch_of(optimizer.committed_step + 1, 0)).square().mean().backward()
 
 
 def run(rank, address, job, folder, kill, **options):
@@ -78,7 +84,7 @@ class WentBackTest(unittest.TestCase):
                 else:
                     self.assertEqual([one[:2] for one in told], [("skipped", SAVED)])
                     self.assertRegex(told[0][2], f"went back to step {SAVED}, of checkpoint {checkpoint}, since worker w. "
-                                                 f".*worker w1 .*; steps up to {KILLED + 1} are lost")
+                                                 f".*worker w1 .*; steps up to {KILLED} are lost")
 
     def test_two_ranks(self):
         told = ranks.program(self, os.path.abspath(__file__), self.cluster.address, self.folder, self.cluster.pid("w1"),
@@ -86,6 +92,96 @@ class WentBackTest(unittest.TestCase):
         self.assertEqual([rank["told"] for rank in told["disturbed"]], [[SAVED]] * 2)
         self.assertEqual([rank["digest"] for rank in told["disturbed"]], [rank["digest"] for rank in told["undisturbed"]])
         self.assertEqual(connect(self.cluster.address).job("two").mesh, "fsdp=2")
+
+    def disturbed(self, job, folder, **options):
+        """An optimizer behind step KILLED, whose job has gone back to a checkpoint of step SAVED."""
+        torch.manual_seed(3)
+        model = torch.nn.Linear(6, 5)
+        optimizer = Optimizer(model, "AdamW", lr=0.1, weights="bf16_sr", states="dyn8", mesh="fsdp=2", job=job,
+                              service=self.cluster.address, on_loss="checkpoint", **options)
+        self.addCleanup(optimizer.close)
+        while optimizer.committed_step < KILLED:
+            backward(model, optimizer)
+            optimizer.step()
+            if optimizer.committed_step == SAVED:
+                optimizer.save(folder)
+        self.cluster.kill(self.member(job, 1))
+        return model, optimizer
+
+    def expect_learns(self, model, optimizer):
+        while optimizer.committed_step < LAST:
+            backward(model, optimizer)
+            optimizer.step()
+        with Cluster(workers=2) as undisturbed:
+            _, weights, digest = run(0, undisturbed.address, "undisturbed", "", None)
+        self.assertEqual([[parameter.tolist() for parameter in model.parameters()], list(optimizer.job.digest())],
+                         [weights, digest])
+
+    def await_ready(self, job):
+        until(lambda: (json.loads(self.cluster.shardctl("jobs", job, "--json"))["gone_back"] or {}).get("epoch"),
+              what="a job that went back")
+
+    def test_what_is_read_by_name(self):
+        """Before step() is called again."""
+        model, optimizer = self.disturbed("named", self.folder)
+        self.await_ready("named")
+        with self.assertRaises(errors.WentBack) as raised:
+            optimizer.save(os.path.join(self.folder, "later"))
+        self.assertEqual((raised.exception.step, raised.exception.lost_step), (SAVED, KILLED))
+        self.assertEqual(int(optimizer.state_dict()["state"][0]["step"]), SAVED)
+        self.expect_learns(model, optimizer)
+
+    def test_scratch_checkpoints_are_not_gone_back_to(self):
+        model, optimizer = self.disturbed("scratch", self.folder)
+        with self.assertRaises(errors.WentBack):
+            optimizer.step()
+        for _ in range(4):
+            backward(model, optimizer)
+            optimizer.step()
+            optimizer.state_dict()
+        listed = json.loads(self.cluster.shardctl("jobs", "scratch", "--json"))["checkpoints"]
+        self.assertEqual([one["step"] for one in listed], [SAVED])
+
+    def test_calls_that_are_interrupted(self):
+        """At each call on the way back; the next step() tells what the interrupted one would have told."""
+        for place in ("_open", "close"), ("_place_again",), ("attach",), ("clear",):
+            with self.subTest(place):
+                model, optimizer = self.disturbed("-".join(("at", *place)), os.path.join(self.folder, *place))
+                backward(model, optimizer)
+                target = {"_open": optimizer._session, "_place_again": optimizer}.get(place[0], optimizer._slots)
+                with mock.patch.object(target, place[0], side_effect=KeyboardInterrupt), \
+                        self.assertRaises(KeyboardInterrupt):
+                    optimizer.step()
+                with self.assertRaises(errors.WentBack) as raised:
+                    optimizer.step()
+                self.assertEqual(raised.exception.step, SAVED)
+                self.expect_learns(model, optimizer)
+                optimizer.close()
+                self.cluster.close()
+                self.cluster = Cluster(workers=3)
+
+    def test_a_timeout_on_the_way(self):
+        """Nobody takes the lost worker's place for a while."""
+        self.cluster.kill("w2")
+        model, optimizer = self.disturbed("slow", self.folder, timeout=1.0)
+        backward(model, optimizer)
+        with self.assertRaisesRegex(errors.DeadlineExceeded, f"to go back to step {SAVED} of "):
+            optimizer.step()
+        self.await_ready("slow")
+        with self.assertRaises(errors.WentBack):
+            optimizer.step()
+        self.expect_learns(model, optimizer)
+
+    def test_resume_takes_it_up(self):
+        saved = os.path.join(self.folder, "plain")
+        model = torch.nn.Linear(6, 5)
+        with Optimizer(model, lr=0.1, service=self.cluster.address, job="plain", mesh="fsdp=2") as optimizer:
+            backward(model, optimizer)
+            optimizer.step()
+            optimizer.save(saved)
+        with Optimizer(model, lr=0.1, service=self.cluster.address, job="again", resume=saved, on_loss="checkpoint"):
+            listed = json.loads(self.cluster.shardctl("jobs", "again", "--json"))
+        self.assertEqual((listed["on_loss"], [one["step"] for one in listed["checkpoints"]]), ("checkpoint", [1]))
 
     def test_pulled_slots_and_buckets(self):
         """Such an optimizer is made again, and takes the job as it is."""

@@ -49,6 +49,7 @@ class TrainerSession:
         """slots: to write; None: they are pulled. others: the other ranks. why_not_finite: a cause that a skipped
         step may have in this job."""
         self.job: Any = job
+        self._epoch: int = job.epoch  # of what this rank has: the job may be open at a later one, see reopen()
         self._others = others
         self.slots, self.timeout = slots, timeout
         self.core: Any = None
@@ -168,25 +169,36 @@ class TrainerSession:
     def reopen(self, error: errors.Error) -> Optional[GoneBack]:
         """Attaches to the job as it goes on after `error`, within the timeout. Unavailable: it does not, and why.
 
-        Returns to which checkpoint it has gone back since; None: no step is lost."""
-        before = self.job.epoch
+        Returns to which checkpoint it has gone back since; None: no step is lost. came_back() follows, when this rank has
+        what it needs of the job as it is now; until then the call may be repeated, with the same answer."""
+        over = self.job.epoch == self._epoch
         LOG.warning("job %s is opened again: %s", self.job.name, error)
         deadline = time.monotonic() + self.timeout
         while True:
             left = max(deadline - time.monotonic(), 0.1)
             try:
-                self.job = self.job.reopen(timeout=left)  # waits for a later epoch, and raises when there will be none
+                if over:
+                    self.job = self.job.reopen(timeout=left)  # waits for a later epoch, and raises when there will be none
             except (errors.Unavailable, errors.DeadlineExceeded) as ended:
                 self._others.check_host(f"step {self.committed + 1}", ended)
                 raise
             try:
+                self.core.close()
                 self._open()
                 self.core.await_weights(timeout=left)
                 gone_back = self.job.gone_back
-                return GoneBack(*gone_back) if gone_back is not None and gone_back[0] > before else None
+                return GoneBack(*gone_back) if gone_back is not None and gone_back[0] > self._epoch else None
             except OVER:  # of that epoch, too
+                over = True
                 if time.monotonic() >= deadline:
                     raise
+
+    def came_back(self) -> None:
+        self._epoch = self.job.epoch
+
+    def is_behind(self) -> bool:
+        """The job is READY at a later epoch than this rank has it."""
+        return bool(self.job.versions()[2] > self._epoch)
 
     def close(self) -> None:
         """Its memory stays for those who have views of it. Idempotent."""
