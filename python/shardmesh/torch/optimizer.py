@@ -487,7 +487,7 @@ class Optimizer(torch.optim.Optimizer):
     def save(self, folder: str, **options: Any) -> SavedCheckpoint:
         """Writes a checkpoint of the newest step, with this rank's buffers. One rank calls it. As Client.checkpoint().
 
-        What was loaded or edited since that step is in it. FailedPrecondition: a parameter was changed by hand, as step()
+        What was loaded or edited since that step is in it. WentBack: the job is at an earlier step. FailedPrecondition: a parameter was changed by hand, as step()
         says it; or there are several ranks, and upload() was not called on each after such a change.
         """
         self._check_usable()
@@ -533,7 +533,7 @@ class Optimizer(torch.optim.Optimizer):
     @plainly
     def state_dict(self) -> dict[str, Any]:
         """As torch.optim's: states by the index of a parameter, in fp32. The service saves a checkpoint for it.
-        FailedPrecondition: a parameter was changed by hand."""
+        WentBack: the job is at an earlier step. FailedPrecondition: a parameter was changed by hand."""
         self._check_usable()
         self._check_came_back()
         self._guard.check(self._placed.decoded_for_now(), frozen=False)
