@@ -110,14 +110,9 @@ absl::StatusOr<std::shared_ptr<Job>> Client::Open(const std::string& name, const
   }
 }
 
-std::string WaitsFor(const v1::JobDescription& job) {
-  if (job.has_gone_back() && job.gone_back().epoch() == 0) {
-    v1::JobDescription rest = job;
-    rest.clear_gone_back();
-    const v1::GoneBack& back = job.gone_back();
-    return absl::StrCat(WaitsFor(rest), ", to go back to step ", back.checkpoint().step(), " of ",
-                        back.checkpoint().folder(), ", since ", back.cause());
-  }
+namespace {
+
+std::string WaitsForWorkers(const v1::JobDescription& job) {
   if (!job.waiting_for().empty()) return job.waiting_for();
   if (job.state() == v1::JOB_STATE_WAITING) return "workers to be assigned";
   std::vector<std::string> unready;
@@ -128,6 +123,15 @@ std::string WaitsFor(const v1::JobDescription& job) {
   unready.resize(unready.size() - more);
   return absl::StrCat("memory to be built by ", unready.empty() ? "its workers" : absl::StrJoin(unready, ", "),
                       more == 0 ? "" : absl::StrCat(" and ", more, " more"));
+}
+
+}  // namespace
+
+std::string WaitsFor(const v1::JobDescription& job) {
+  if (!job.has_gone_back() || job.gone_back().epoch() != 0) return WaitsForWorkers(job);
+  const v1::GoneBack& back = job.gone_back();
+  return absl::StrCat(WaitsForWorkers(job), ", to go back to step ", back.checkpoint().step(), " of ",
+                      back.checkpoint().folder(), ", since ", back.cause());
 }
 
 absl::StatusOr<std::shared_ptr<Job>> Job::Create(const v1::JobDescription& description, const NameRules& rules,

@@ -96,15 +96,13 @@ absl::Status Coordinator::Tick(absl::Time now) {
   }
   for (const auto& [name, job] : state_.jobs) {
     if (job.progress_unsaved) transaction.MutableJob(name);
+    if (job.record.goes_back) GiveUpReading(transaction, name, now);
     assign_ = assign_ || (job.record.goes_back && job.record.state == JobState::kWaiting);  // it may shrink by now
     if (job.next != nullptr && now - job.next->since > options_.reshard_timeout) {
       GiveUpReshard(transaction, name,
                     absl::StrCat("its workers did not have their memory within ",
                                  absl::FormatDuration(options_.reshard_timeout)));
     }
-  }
-  for (const auto& [name, job] : state_.jobs) {
-    if (job.record.goes_back) GiveUpReading(transaction, name, now);
   }
   AssignWaitingJobs(transaction, now);
   const absl::StatusOr<std::string> checked = store_->Check();

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kPatience = 10;             // time-outs in which workers may come before the mesh shrinks all the same
 constexpr double kSlowestReading = 50e6;  // bytes a second
-constexpr double kStatesToo = 8;          // stored bytes of a job, for each byte of its weights in a version, at most
+constexpr double kElementBytes = 16;      // stored, at most: fp32, and three states in fp32
 
 std::string Quoted(absl::string_view text) { return absl::StrCat("\"", absl::CHexEscape(text), "\""); }
 
@@ -174,7 +174,8 @@ void Coordinator::GiveUpReading(Transaction& transaction, const std::string& nam
   const JobRecord& record = job.record;
   if (!record.goes_back || record.state != JobState::kPreparing || job.read.AllSaid(record.epoch)) return;
   const Plan& plan = job.definition->plan();
-  const double bytes = static_cast<double>(plan.version_bytes()) * kStatesToo;
+  double bytes = 0;
+  for (const Bucket& bucket : plan.buckets()) bytes += static_cast<double>(bucket.num_elements) * kElementBytes;
   const absl::Duration limit = options_.read_timeout + absl::Seconds(bytes / kSlowestReading);
   if (now - job.assigned_at < limit) return;
   for (int rank = 0; rank < plan.num_ranks(); ++rank) {

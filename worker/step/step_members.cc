@@ -129,7 +129,7 @@ std::string StepMembers::RemedyOf(uint64_t word) const {
     return absl::StrCat("open the job again: where the others have a copy of each shard it goes on without that worker",
                         goes_back ? ", and else from its newest checkpoint" : "");
   }
-  return goes_back ? "open the job again: it goes on from its newest checkpoint" : kAgain;
+  return goes_back ? "open the job again: it continues from its newest checkpoint" : kAgain;
 }
 
 // The word may be another host's: it may name ranks that the job does not have.

@@ -318,7 +318,8 @@ class Started:
         )
 
     def checkpoint(self, folder: str) -> str:
-        """Of the newest step, for a moment; its path. Several ranks may do this at once: the service writes one after the other."""
+        """Of the newest step, for a moment; its path. Several ranks may do this at once: the service writes one after
+        the other."""
         deadline = time.monotonic() + self.plan.timeout
         while True:
             try:

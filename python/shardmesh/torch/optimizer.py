@@ -228,7 +228,7 @@ class Optimizer(torch.optim.Optimizer):
         self._wanted = None  # until here, a call that was interrupted is repeated as the same step
 
     def _commit(self, wanted: int, again: bool, learning_rates: list[float], loss_scale: float) -> tuple[bool, Reply]:
-        """How the step went, and whether the job has gone back instead. again: a call for the same step was interrupted."""
+        """Whether the job has gone back instead, and how the step went. again: a call for the same step was interrupted."""
         while self._over is not None or self._session.committed < wanted or isinstance(self._slots, SlotPuller):
             if self._over is not None and (gone_back := self._come_back(self._over)) is not None:
                 return True, Reply(gone_back.step, False, True, self._tell(gone_back, wanted - 1), None)
@@ -243,7 +243,7 @@ class Optimizer(torch.optim.Optimizer):
         return False, Reply(wanted, True, False, "", None)
 
     def _come_back(self, error: errors.Error) -> Optional[GoneBack]:
-        """To the job as it goes on. Whatever ends this call, the next one begins again."""
+        """To the job as it is now. Whatever ends this call, the next one begins again."""
         self._over = error
         gone_back = self._session.reopen(error)
         self._place_again()
@@ -254,8 +254,9 @@ class Optimizer(torch.optim.Optimizer):
         return gone_back
 
     def _tell(self, gone_back: GoneBack, newest: int) -> str:
-        """WentBack, unless this rank goes on without; then the text. The gradients are of weights that are gone. newest: the
-        last step that this rank has done."""
+        """WentBack, or its text where this rank continues without. The gradients are of weights that are gone.
+
+        newest: the last step that this rank has done."""
         self._slots.clear()
         self._placed.refresh()
         lost = max(gone_back.lost_step, newest)
@@ -487,7 +488,8 @@ class Optimizer(torch.optim.Optimizer):
     def save(self, folder: str, **options: Any) -> SavedCheckpoint:
         """Writes a checkpoint of the newest step, with this rank's buffers. One rank calls it. As Client.checkpoint().
 
-        What was loaded or edited since that step is in it. WentBack: the job is at an earlier step. FailedPrecondition: a parameter was changed by hand, as step()
+        What was loaded or edited since that step is in it. WentBack: the job is at an earlier step.
+        FailedPrecondition: a parameter was changed by hand, as step()
         says it; or there are several ranks, and upload() was not called on each after such a change.
         """
         self._check_usable()

@@ -167,7 +167,7 @@ class TrainerSession:
         return reply
 
     def reopen(self, error: errors.Error) -> Optional[GoneBack]:
-        """Attaches to the job as it goes on after `error`, within the timeout. Unavailable: it does not, and why.
+        """Attaches to the job as it continues after `error`, within the timeout. Unavailable: it does not, and why.
 
         Returns to which checkpoint it has gone back since; None: no step is lost. came_back() follows, when this rank has
         what it needs of the job as it is now; until then the call may be repeated, with the same answer."""
@@ -197,7 +197,7 @@ class TrainerSession:
         self._epoch = self.job.epoch
 
     def is_behind(self) -> bool:
-        """The job is READY at a later epoch than this rank has it."""
+        """The job is at a later epoch than this rank has it, or on its way to one."""
         return bool(self.job.versions()[2] > self._epoch)
 
     def close(self) -> None:
