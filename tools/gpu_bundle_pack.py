@@ -14,8 +14,8 @@ import sys
 import tarfile
 
 NAME = "shardmesh-gpu"
-TESTS = ["kernels/cuda/optimizer_step_cuda_test", "kernels/sum/slot_sum_cuda_test", "worker/transport/nccl/nccl_gpu_test",
-         "worker/pass/device/device_pass_gpu_test"]
+TESTS = ["kernels/cuda/warp_numbers_cuda_test", "kernels/cuda/optimizer_step_cuda_test", "kernels/sum/slot_sum_cuda_test",
+         "worker/transport/nccl/nccl_gpu_test", "worker/pass/device/device_pass_gpu_test"]
 BENCHMARKS = ["bench/optimizer/optimizer_cuda", "bench/optimizer/device_pass"]
 FILES = ["bench/optimizer/optimizer_rivals.py"]  # that the benchmarks open, at the same path below the folder
 LIMIT_BYTES = 60_000_000

@@ -191,13 +191,12 @@ class SquaresBody {
  private:
   SHARDMESH_RULE void Load() {
     const bool wide = context_.gradients == Format::kFp32;
-    for (int p = 0; p < 2; ++p) {
-      const int first = 128 * p + 4 * lane_;
-      const int64_t at = tile_ * kTileElements + first, left = run_.num_elements - at;
-      const int there = left < 0 ? 0 : left < 4 ? static_cast<int>(left) : 4;
-      const Four sum = run_.num_slots == 1 ? LoadSlot(run_.gradients[0], wide, at, there)
-                                           : SumSlots(run_.gradients, run_.num_slots, wide, at, there);
-      for (int k = 0; k < 4; ++k) memory_->gradient[first + k] = k < there ? sum.x[k] * run_.divide_scale : 0.0f;
+    const int64_t first = tile_ * kTileElements, left = run_.num_elements - first;
+    const int elements = static_cast<int>(left < kTileElements ? left : kTileElements);
+    SumSlots<false>(run_.gradients, run_.num_slots, wide, first, elements, lane_, memory_->gradient);
+    for (int k = 0; k < 8; ++k) {
+      const int at = Places<false>::At(lane_, k);
+      if (at < elements) memory_->gradient[at] = memory_->gradient[at] * run_.divide_scale;
     }
   }
 

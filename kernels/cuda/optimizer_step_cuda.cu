@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kMaxBlocks = 1 << 16;  // beyond it a block goes on with the next unit
 constexpr int kWarps = 4;                // of a block
 constexpr int kBlocks = 8;               // of a multiprocessor: at most 64 registers a thread
+constexpr int kUnits = 4;                // of a warp
 
 struct StepUnit {
   const OptimizerContext& context;
@@ -29,13 +30,26 @@ __device__ StepUnit UnitOf(const StepSource& source, int64_t unit) {
   return {source.list.contexts[entry.context], entry, place.index};
 }
 
+// A block has kWarps * kUnits units in a row, which its warps take in turns: they look for a run only where one ends.
 template <class Body>
 __global__ void __launch_bounds__(kWarps* Body::kLanes, kBlocks) WarpKernel(const __grid_constant__ StepSource source) {
   __shared__ typename Body::Memory memory[kWarps];
   const int warp = threadIdx.x / Body::kLanes, lane = threadIdx.x % Body::kLanes;
-  for (int64_t i = int64_t{blockIdx.x} * kWarps + warp; i < source.num_units; i += int64_t{gridDim.x} * kWarps) {
-    const StepUnit unit = UnitOf(source, i);
-    Body body(unit.context, unit.entry.run, unit.entry.plan, unit.index, &memory[warp], lane);
+  const StepListEntry* entry = &source.entry;
+  const OptimizerContext* context = &source.context;
+  int64_t begin = 0, end = source.list.entries == nullptr ? source.num_units : 0;  // of the entry's units
+#pragma unroll 1
+  for (int u = 0; u < kUnits; ++u) {
+    const int64_t unit = (int64_t{blockIdx.x} * kUnits + u) * kWarps + warp;
+    if (unit >= source.num_units) return;
+    if (unit >= end) {
+      const int32_t place = PlaceOf(source.list, unit).entry;
+      begin = source.list.first_units[place];
+      end = source.list.first_units[place + 1];
+      entry = source.list.entries + place;
+      context = source.list.contexts + entry->context;
+    }
+    Body body(*context, entry->run, entry->plan, unit - begin, &memory[warp], lane);
 #pragma unroll
     for (int phase = 0; phase < Body::kPhases; ++phase) {
       body.Phase(phase);
@@ -73,10 +87,7 @@ __global__ void __launch_bounds__(kTileElements) BlockKernel(const __grid_consta
   }
 }
 
-int BlocksFor(int64_t units, int64_t units_of_block) {
-  const int64_t blocks = (units + units_of_block - 1) / units_of_block;
-  return static_cast<int>(blocks < kMaxBlocks ? blocks : kMaxBlocks);
-}
+int BlocksFor(int64_t units) { return static_cast<int>(units < kMaxBlocks ? units : kMaxBlocks); }
 
 }  // namespace
 
@@ -84,11 +95,12 @@ const char* LaunchOptimizerStep(const StepSource& source, const OptimizerContext
   if (source.num_units == 0) return nullptr;
   const auto in = static_cast<cudaStream_t>(stream);
   if (warp == nullptr) {
-    BlockKernel<<<BlocksFor(source.num_units, 1), kTileElements, 0, in>>>(source);
+    BlockKernel<<<BlocksFor(source.num_units), kTileElements, 0, in>>>(source);
   } else {
     WithWarpBody(*warp, [&](auto tag) {
       using Body = typename decltype(tag)::Type;
-      WarpKernel<Body><<<BlocksFor(source.num_units, kWarps), kWarps * Body::kLanes, 0, in>>>(source);
+      const auto blocks = static_cast<unsigned>((source.num_units + kWarps * kUnits - 1) / (kWarps * kUnits));
+      WarpKernel<Body><<<blocks, kWarps * Body::kLanes, 0, in>>>(source);
     });
   }
   const cudaError_t error = cudaGetLastError();

@@ -1,8 +1,9 @@
-// The Adam and AdamW step of one tile as 32 threads (a warp) do it together: each steps two pieces of four elements in
-// a row in registers, moves them with one load and one store a stream, and shares with the others only the largest
-// magnitudes of quantized states and the random draws. Formats are known when it is compiled. The bits are those of the
-// other implementations: rules and formats are the same code (kernels/rules/, kernels/tile/). Compiled for the CPU too,
-// where a test walks the phases thread by thread.
+// The Adam and AdamW step of one tile as 32 threads (a warp) do it together: each steps eight elements in registers and
+// shares with the others only the largest magnitudes of quantized states and the random draws. It asks for all that it
+// reads at once, makes the draws meanwhile, and writes nothing before kStorePhase. Formats are known when it is
+// compiled. The bits are those of the other implementations: rules and formats are the same code (kernels/rules/,
+// kernels/tile/) but for 8-bit floats (kernels/cuda/warp_codes.h). Compiled for the CPU too, where a test walks the
+// phases thread by thread.
 //
 //   WarpBody<...> body(context, run, plan, tile, memory, lane) in each of kLanes threads, then
 //   for each phase p of kPhases: every thread calls Phase(p), then all wait for each other
@@ -10,18 +11,12 @@
 
 #include "core/base/reduction.h"
 #include "kernels/cuda/step_list.h"
+#include "kernels/cuda/warp_codes.h"
 #include "kernels/cuda/warp_pieces.h"
 #include "kernels/rules/optimizers.h"
 #include "kernels/tile/states.h"
 
 namespace shardmesh {
-
-// Before a loop over registers: arrays must not be indexed by what is known at run time only.
-#ifdef __CUDACC__
-#define SHARDMESH_UNROLL_WHOLE _Pragma("unroll")
-#else
-#define SHARDMESH_UNROLL_WHOLE
-#endif
 
 // Whether a run can be stepped by a WarpBody, and asks for nothing that only StepBody writes.
 inline bool HasWarpBody(const OptimizerContext& context, const OptimizerRun& run) {
@@ -51,12 +46,11 @@ inline const OptimizerContext* SharedWarpContext(absl::Span<const OptimizerConte
 // What the threads of a warp share.
 template <int kDraws>
 struct WarpMemory {
-  union {
-    alignas(16) float gradient[kTileElements];  // before clipping; read before the draws are made
-    alignas(16) uint32_t draws[kDraws][kTileElements / 64][4][8];
-  };
-  float largest[2][2][32];       // [state][piece][lane]
-  float group_largest[2][2][4];  // the same of 8 lanes, 32 elements
+  alignas(16) uint32_t draws[kDraws][kTileElements / 64][4][8];
+  // As it was copied or summed; then, where sums of squares are told, before clipping.
+  alignas(16) float gradient[kTileElements];
+  alignas(16) float largest[2][32];       // [state][lane]
+  alignas(16) float group_largest[2][8];  // the same of 4 lanes, 32 elements
   float square_sums[8];
   uint32_t changed;
 };
@@ -64,7 +58,7 @@ struct WarpMemory {
 template <WeightFormat kWeights, StateFormat kStates>
 class WarpBody {
  public:
-  static constexpr int kLanes = 32, kPhases = 5;
+  static constexpr int kLanes = 32, kPhases = 5, kStorePhase = 3;
   static constexpr int kStateDraws = kStates == StateFormat::kBf16Sr ? 2 : 0;
   using Memory = WarpMemory<1 + kStateDraws>;
 
@@ -76,9 +70,9 @@ class WarpBody {
   }
 
   SHARDMESH_RULE void Phase(int phase) {
-    if (phase == 0) Update();
-    if (phase == 1) Gather();
-    if (phase == 2) Draw();
+    if (phase == 0) Load();
+    if (phase == 1) Update();
+    if (phase == 2) Gather();
     if (phase == 3) Store();
     if (phase == 4 && lane_ == 0 && run_.changed != nullptr) run_.changed[tile_] = memory_->changed != 0;
   }
@@ -89,89 +83,204 @@ class WarpBody {
   static constexpr bool kQuantized = kStates != StateFormat::kFp32 && kStates != StateFormat::kBf16Sr;
   static constexpr bool kNibbles = kStates == StateFormat::kDyn4;
   static constexpr bool kDraws = NeedsDraws(kWeights) || NeedsDraws(kStates);
+  // In a row where that makes fewer loads, and a block's largest magnitude is the business of few threads.
+  static constexpr bool kInARow = kQuantized;
+  static constexpr int kStateBytes = kStates == StateFormat::kFp32 ? 4 : kStates == StateFormat::kBf16Sr ? 2 : 1;
+  using WeightCodes = Eight<kCodeBytes<kWeights>, kInARow>;
+  using WeightExtra = Eight<kExtraBytes<kWeights>, kInARow>;
+  using StateCodes = std::conditional_t<kNibbles, EightNibbles, Eight<kStateBytes, kInARow>>;
+  static constexpr bool kHasExtra = kExtraBytes<kWeights> != 0;
+  static constexpr int64_t kStateTile = kNibbles ? kTileElements / 2 : kStateBytes * kTileElements;
 
-  // Where piece p begins in the tile, and how many of its elements there are.
-  SHARDMESH_RULE int First(int p) const { return 128 * p + 4 * lane_; }
-  SHARDMESH_RULE int There(int p) const {
-    const int left = elements_ - First(p);
-    return left < 0 ? 0 : left < 4 ? left : 4;
+  SHARDMESH_RULE static int At(int lane, int k) { return Places<kInARow>::At(lane, k); }
+
+  // Where the tile's part of a stream begins, of which a tile has so many bytes.
+  SHARDMESH_RULE uint8_t* TileOf(void* stream, int64_t tile_bytes) const {
+    return static_cast<uint8_t*>(stream) + tile_bytes * tile_;
   }
-  SHARDMESH_RULE uint64_t FirstElement() const {
-    return run_.first_element + static_cast<uint64_t>(tile_) * kTileElements;
+  SHARDMESH_RULE uint8_t* CodesOf(void* weights) const { return TileOf(weights, kCodeBytes<kWeights> * kTileElements); }
+  SHARDMESH_RULE uint8_t* ExtraOf(void* extra) const { return TileOf(extra, kExtraBytes<kWeights> * kTileElements); }
+  SHARDMESH_RULE uint8_t* StateOf(void* codes) const { return TileOf(codes, kStateTile); }
+  template <class C>
+  SHARDMESH_RULE uint8_t* ScalesOf(void* scales) const {
+    return TileOf(scales, (kShortScales<C> ? 2 : 4) * (kTileElements / C::kBlock));
   }
 
-  SHARDMESH_RULE void Update() {
+  SHARDMESH_RULE int64_t FirstGradient() const { return tile_ * kTileElements; }
+  SHARDMESH_RULE bool WideGradients() const { return context_.gradients == Format::kFp32; }
+
+  // Asks for everything; then makes the draws.
+  SHARDMESH_RULE void Load() {
+    const bool wide = WideGradients();
+    const auto* const slot = static_cast<const uint8_t*>(run_.gradients[0]) + FirstGradient() * (wide ? 4 : 2);
+    const bool direct = Opaque((static_cast<uint32_t>(run_.num_slots ^ 1) | Missing() | Low(slot) % 16) == 0);
+    if (!direct) {
+      SumSlots<kInARow>(run_.gradients, run_.num_slots, wide, FirstGradient(), elements_, lane_, memory_->gradient);
+    }
+    halves_ = direct && !wide;
+
+    const StoredRun weights = run_.weights_in, states[2] = {run_.states_in[0], run_.states_in[1]};
+    // All elements are there, and every stream begins at a multiple of 16: so do their tiles.
+    uint32_t bits = Low(weights.codes) | Low(run_.weights_out.codes);
+    if (kHasExtra) bits |= Low(weights.extra) | Low(run_.weights_out.extra);
+    for (int s = 0; s < 2; ++s) bits |= Low(states[s].codes) | Low(run_.states_out[s].codes) | Low(run_.copies[s]);
+    whole_ = Opaque((bits % 16 | Missing()) == 0);
+    if (direct) CopyGradient(slot, wide);
+    if (whole_) {
+      codes_.LoadWhole(CodesOf(weights.codes), lane_);
+      extra_.LoadWhole(ExtraOf(weights.extra), lane_);
+      for (int s = 0; s < 2; ++s) stored_[s].LoadWhole(StateOf(states[s].codes), lane_);
+    } else {
+      codes_.LoadPart(CodesOf(weights.codes), lane_, elements_);
+      extra_.LoadPart(ExtraOf(weights.extra), lane_, elements_);
+      for (int s = 0; s < 2; ++s) stored_[s].LoadPart(StateOf(states[s].codes), lane_, elements_);
+    }
+    if constexpr (kQuantized) {
+      scales_[0] = LoadScaleBits<true>(states[0].extra);
+      scales_[1] = LoadScaleBits<false>(states[1].extra);
+    }
     if (lane_ == 0) memory_->changed = 0;
-    const StepConstants<float> constants(context_.scalars);
-    SHARDMESH_UNROLL_WHOLE
-    for (int p = 0; p < 2; ++p) {
-      Four gradient = LoadGradient(p);
-      LoadWeights(p);
-      LoadState<true>(p);
-      LoadState<false>(p);
-      if (run_.square_sums != nullptr) {
-        for (int k = 0; k < 4; ++k) memory_->gradient[First(p) + k] = gradient.x[k];
-      }
-      float largest[2] = {0, 0};
-      SHARDMESH_UNROLL_WHOLE
-      for (int k = 0; k < 4; ++k) {
-        float g = gradient.x[k] * plan_.gradient_scale;
-        if (context_.scalars.coupled_decay != 0) g = MulAdd(context_.scalars.coupled_decay, weights_[p].x[k], g);
-        weights_[p].x[k] = AdamUpdate(constants, weights_[p].x[k], g, states_[0][p].x[k], states_[1][p].x[k]);
-        for (int s = 0; s < 2; ++s) largest[s] = Max(largest[s], Abs(states_[s][p].x[k]));
-      }
-      if constexpr (kQuantized) {
-        for (int s = 0; s < 2; ++s) memory_->largest[s][p][lane_] = largest[s];
-      }
+    if constexpr (kDraws) FillDraws(plan_.weight_draws, 0);
+    if constexpr (kStateDraws > 0) {
+      FillDraws(plan_.state_draws[0], 1);
+      FillDraws(plan_.state_draws[1], 2);
     }
   }
+  // How many elements are not there.
+  SHARDMESH_RULE uint32_t Missing() const { return static_cast<uint32_t>(kTileElements - elements_); }
+  SHARDMESH_RULE static uint32_t Low(const void* pointer) {
+    return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(pointer));
+  }
 
-  SHARDMESH_RULE Four LoadGradient(int p) const {
-    const int64_t first = tile_ * kTileElements + First(p);
-    const bool wide = context_.gradients == Format::kFp32;
-    Four sum = run_.num_slots == 1 ? LoadSlot(run_.gradients[0], wide, first, There(p))
-                                   : SumSlots(run_.gradients, run_.num_slots, wide, first, There(p));
-    for (int k = 0; k < 4; ++k) sum.x[k] = k < There(p) ? sum.x[k] * run_.divide_scale : 0.0f;
+  // Into a thread's own elements of the shared gradient: floats where they belong, halves in the upper ends of pieces,
+  // where nobody overwrites them before they are read.
+  SHARDMESH_RULE uint8_t* Piece(int p) const {
+    return reinterpret_cast<uint8_t*>(memory_->gradient + At(lane_, 4 * p));
+  }
+  SHARDMESH_RULE uint8_t* Halves(int p) const { return kInARow ? Piece(1) + 8 * p : Piece(p) + 8; }
+  SHARDMESH_RULE void CopyGradient(const uint8_t* slot, bool wide) const {
+    if (wide) {
+      for (int p = 0; p < 2; ++p) CopyWide<16>(slot + 4 * At(lane_, 4 * p), Piece(p));
+    } else if (kInARow) {
+      CopyWide<16>(slot + 2 * At(lane_, 0), Halves(0));
+    } else {
+      for (int p = 0; p < 2; ++p) CopyWide<8>(slot + 2 * At(lane_, 4 * p), Halves(p));
+    }
+  }
+  // Elements [4 p, 4 p + 4), before they are divided.
+  SHARDMESH_RULE Four GradientOf(int p) const {
+    Four sum;
+    if (halves_) {
+      const auto pairs = *reinterpret_cast<const WideWords<8>*>(Halves(p));
+      return Four::Each(
+          [&](int k) { return FloatOfBits(k % 2 == 0 ? pairs.words[k / 2] << 16 : pairs.words[k / 2] & 0xFFFF0000u); });
+    }
+    LoadShared(memory_->gradient + At(lane_, 4 * p), sum.x);
     return sum;
   }
 
-  SHARDMESH_RULE void LoadWeights(int p) {
-    const auto from = StreamAt<ConstStoredTile>(run_.weights_in, plan_.weights_tile, tile_);
-    Piece<kCodeBytes<kWeights>> codes;
-    Piece<kExtraBytes<kWeights>> extra;
-    codes.Load(from.codes, First(p), There(p));
-    extra.Load(from.extra, First(p), There(p));
-    for (int k = 0; k < 4; ++k) {
-      weights_[p].x[k] = k < There(p) ? StoredWeights<float, kWeights>::Load({codes.bytes, extra.bytes}, k) : 0.0f;
+  // As they are stored. Of elements that are not there: 0.
+  template <bool kSigned>
+  SHARDMESH_RULE uint32_t LoadScaleBits(void* scales) const {
+    using C = Code<kSigned>;
+    using Stored = std::conditional_t<kShortScales<C>, uint16_t, uint32_t>;
+    const int block = static_cast<int>(At(lane_, 0) / C::kBlock);
+    return At(lane_, 0) < elements_ ? reinterpret_cast<const Stored*>(ScalesOf<C>(scales))[block] : 0;
+  }
+  template <bool kSigned>
+  SHARDMESH_RULE float ScaleOf() const {
+    uint32_t bits = scales_[kSigned ? 0 : 1];
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(bits));
+#endif
+    return FloatOfBits(kShortScales<Code<kSigned>> ? bits << 16 : bits);
+  }
+
+  // Lane l makes those of counter l % 8 of group l / 8 (kernels/tile/draws.h).
+  SHARDMESH_RULE void FillDraws(const DrawStream& stream, int of) {
+    const uint64_t first = run_.first_element + static_cast<uint64_t>(tile_) * kTileElements;
+    const uint64_t number = DrawCounter(first + 64 * static_cast<uint64_t>(lane_ / 8)) + lane_ % 8;
+    uint32_t words[4] = {static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), stream.tensor,
+                         stream.step};
+    WarpPhilox(stream.key, words);
+    for (int w = 0; w < 4; ++w) memory_->draws[of][lane_ / 8][w][lane_ % 8] = words[w];
+  }
+
+  SHARDMESH_RULE void Update() {
+    AwaitCopies();
+    const StepConstants<Four> constants(context_.scalars);
+    const WeightCodes codes = codes_.Settled();
+    const WeightExtra extra = extra_.Settled();
+    const StateCodes stored[2] = {stored_[0].Settled(), stored_[1].Settled()};
+    float scales[2] = {1, 1}, largest[2] = {0, 0};
+    if constexpr (kQuantized) {
+      scales[0] = ScaleOf<true>();
+      scales[1] = ScaleOf<false>();
+    }
+    SHARDMESH_UNROLL_WHOLE
+    for (int p = 0; p < 2; ++p) {
+      Four gradient = GradientOf(p) * Four(run_.divide_scale);
+      weights_[p] = Four::Each([&](int k) {
+        return StoredWeights<float, kWeights>::Load({codes.bytes, extra.bytes}, 4 * p + k);
+      });
+      states_[0][p] = Decoded<true>(stored[0].bytes, scales[0], p);
+      states_[1][p] = Decoded<false>(stored[1].bytes, scales[1], p);
+      if (run_.square_sums != nullptr) {
+        for (int k = 0; k < 4; ++k) memory_->gradient[At(lane_, 4 * p + k)] = gradient.x[k];
+      }
+      gradient = gradient * Four(plan_.gradient_scale);
+      if (context_.scalars.coupled_decay != 0) {
+        gradient = MulAdd(Four(context_.scalars.coupled_decay), weights_[p], gradient);
+      }
+      weights_[p] = AdamUpdate(constants, weights_[p], gradient, states_[0][p], states_[1][p]);
+      for (int s = 0; s < 2; ++s) {
+        for (int k = 0; k < 4; ++k) largest[s] = LargerMagnitude(largest[s], states_[s][p].x[k]);
+      }
+    }
+    if constexpr (kQuantized) {
+      for (int s = 0; s < 2; ++s) memory_->largest[s][lane_] = largest[s];
     }
   }
 
+  SHARDMESH_RULE bool IsThere(int p, int k) const { return At(lane_, 4 * p + k) < elements_; }
+
+  // Elements [4 p, 4 p + 4) of a state.
   template <bool kSigned>
-  SHARDMESH_RULE void LoadState(int p) {
-    constexpr int s = kSigned ? 0 : 1;
-    const auto from = StreamAt<ConstStoredTile>(run_.states_in[s], plan_.states_tile, tile_);
-    Four& to = states_[s][p];
+  SHARDMESH_RULE Four Decoded(const uint8_t* bytes, float scale, int p) const {
+    Four four;
     if constexpr (kStates == StateFormat::kFp32) {
-      to = LoadFloats(reinterpret_cast<const float*>(from.codes) + First(p), There(p));
+      memcpy(four.x, bytes + 16 * p, sizeof(four.x));
     } else if constexpr (kStates == StateFormat::kBf16Sr) {
-      to = LoadBf16s(reinterpret_cast<const uint16_t*>(from.codes) + First(p), There(p));
+      uint16_t codes[4];
+      memcpy(codes, bytes + 8 * p, sizeof(codes));
+      four = Four::Each([&](int k) { return Bf16ToFloat(codes[k]); });
     } else {
-      uint8_t codes[4];
-      if constexpr (kNibbles) LoadNibbles(from.codes + First(p) / 2, There(p), codes);
-      if constexpr (!kNibbles) LoadBytes(from.codes + First(p), There(p), codes);
-      const float scale = There(p) > 0 ? LoadScale<Code<kSigned>>(from.extra, First(p) / Code<kSigned>::kBlock) : 0.0f;
-      for (int k = 0; k < 4; ++k) to.x[k] = k < There(p) ? Code<kSigned>::Decode(codes[k]) * scale : 0.0f;
+      using C = Code<kSigned>;
+      if constexpr (kIsFp8<C>) {
+        uint32_t word;
+        memcpy(&word, bytes + 4 * p, sizeof(word));
+        DecodeFp8<C, kSigned>(word, four.x);
+      } else if constexpr (kNibbles) {
+        four = Four::Each([&](int k) {
+          const uint8_t byte = bytes[2 * p + k / 2];
+          return C::Decode(uint32_t{byte} >> (k % 2 == 0 ? 4 : 0) & 15u);
+        });
+      } else {
+        four = Four::Each([&](int k) { return C::Decode(uint32_t{bytes[4 * p + k]}); });
+      }
+      four = four * Four(scale);
+      // A code of 0 is a level of other formats.
+      if (!kIsFp8<C> && !whole_) four = Four::Each([&](int k) { return IsThere(p, k) ? four.x[k] : 0.0f; });
     }
+    return four;
   }
 
   // Largest magnitudes of 32 elements each, and the sums of squares (kernels/tile/gradients.h).
   SHARDMESH_RULE void Gather() {
     if constexpr (kQuantized) {
-      if (lane_ < 16) {
-        const int s = lane_ / 8, p = lane_ / 4 % 2, group = lane_ % 4;
-        float largest = 0;
-        for (int i = 0; i < 8; ++i) largest = Max(largest, memory_->largest[s][p][8 * group + i]);
-        memory_->group_largest[s][p][group] = largest;
+      if (Code<true>::kBlock > 32 && lane_ < 16) {
+        const int s = lane_ / 8, group = lane_ % 8;
+        memory_->group_largest[s][group] = LargestOf<4>(memory_->largest[s] + 4 * group);
       }
     }
     if (run_.square_sums == nullptr || lane_ >= 8) return;
@@ -180,100 +289,134 @@ class WarpBody {
     memory_->square_sums[lane_] = sum;
   }
 
-  SHARDMESH_RULE void Draw() {
-    if constexpr (kDraws) FillDraws(plan_.weight_draws, 0);
-    if constexpr (kStateDraws > 0) {
-      FillDraws(plan_.state_draws[0], 1);
-      FillDraws(plan_.state_draws[1], 2);
+  // `from`: a multiple of 16 bytes.
+  template <int kCount>
+  SHARDMESH_RULE static float LargestOf(const float* from) {
+    float largest = 0;
+    SHARDMESH_UNROLL_WHOLE
+    for (int i = 0; i < kCount; i += 4) {
+      float values[4];
+      LoadShared(from + i, values);
+      for (int k = 0; k < 4; ++k) largest = LargerMagnitude(largest, values[k]);
     }
-    if (lane_ == 0 && run_.square_sums != nullptr) {
-      run_.square_sums[tile_] = TreeSumFixed<8>([&](int i) { return memory_->square_sums[i]; });
-    }
-  }
-
-  // Lane l makes those of counter l % 8 of group l / 8 (kernels/tile/draws.h).
-  SHARDMESH_RULE void FillDraws(const DrawStream& stream, int of) {
-    const uint64_t number = DrawCounter(FirstElement() + 64 * static_cast<uint64_t>(lane_ / 8)) + lane_ % 8;
-    uint32_t words[4] = {static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), stream.tensor,
-                         stream.step};
-    Philox4x32(stream.key, words);
-    for (int w = 0; w < 4; ++w) memory_->draws[of][lane_ / 8][w][lane_ % 8] = words[w];
-  }
-  SHARDMESH_RULE uint32_t DrawAt(int of, int p, int k) const { return DrawOf(of, First(p) + k); }
-  SHARDMESH_RULE uint32_t DrawOf(int of, int i) const {
-    const uint32_t word = memory_->draws[of][i / 64][i % 64 / 8 % 4][i % 8];
-    return i % 64 < 32 ? word & 0xFFFFu : word >> 16;
+    return largest;
   }
 
   SHARDMESH_RULE void Store() {
-    SHARDMESH_UNROLL_WHOLE
-    for (int p = 0; p < 2; ++p) {
-      if (There(p) == 0) continue;
-      StoreWeights(p);
-      StoreState<true>(p);
-      StoreState<false>(p);
+    if (lane_ == 0 && run_.square_sums != nullptr) {
+      run_.square_sums[tile_] = TreeSumFixed<8>([&](int i) { return memory_->square_sums[i]; });
     }
+    StoreWeights();
+    StoreState<true>();
+    StoreState<false>();
   }
 
-  SHARDMESH_RULE void StoreWeights(int p) {
-    constexpr int kBytes = kCodeBytes<kWeights>;
-    const auto to = StreamAt<StoredTile>(run_.weights_out, plan_.weights_tile, tile_);
-    Piece<kBytes> codes;
-    Piece<kExtraBytes<kWeights>> extra;
-    for (int k = 0; k < 4; ++k) {
-      uint32_t draw = 0;
-      if constexpr (NeedsDraws(kWeights)) draw = DrawAt(0, p, k);
-      StoredWeights<float, kWeights>::Store(weights_[p].x[k], draw, {codes.bytes, extra.bytes}, k);
+  // Of elements [4 p, 4 p + 4): the words that have their draws, in one of their halves.
+  struct DrawWords {
+    alignas(16) uint32_t words[4];
+  };
+  SHARDMESH_RULE DrawWords WordsOf(int of, int p) const {
+    const int i = At(lane_, 4 * p);
+    DrawWords four;
+    LoadShared(memory_->draws[of][i / 64][i % 64 / 8 % 4] + i % 8, four.words);
+    return four;
+  }
+  SHARDMESH_RULE bool IsUpper() const { return At(lane_, 0) % 64 >= 32; }  // the same for all eight
+  SHARDMESH_RULE uint32_t DrawOf(uint32_t word) const { return HalfBelow(word, IsUpper(), 0); }
+  // Of element i ^ 32, as a float: the bits of 2^23 + draw, less 2^23.
+  SHARDMESH_RULE float OtherDrawOf(uint32_t word) const {
+    return FloatOfBits(HalfBelow(word, !IsUpper(), 0x4B000000u)) - 0x1p23f;
+  }
+  // Elements [4 p, 4 p + 4) in bf16, rounded by the draws of a purpose.
+  SHARDMESH_RULE void RoundBf16(const Four& x, int of, int p, uint8_t* to) const {
+    const DrawWords draws = WordsOf(of, p);
+    uint32_t pairs[2];
+    for (int i = 0; i < 2; ++i) {
+      pairs[i] = UpperHalves(Bf16BitsSr(x.x[2 * i], DrawOf(draws.words[2 * i])),
+                             Bf16BitsSr(x.x[2 * i + 1], DrawOf(draws.words[2 * i + 1])));
     }
-    if (run_.changed != nullptr) {
-      Piece<kBytes> before;
-      before.Load(StreamAt<ConstStoredTile>(run_.weights_in, plan_.weights_tile, tile_).codes, First(p), There(p));
-      if (!before.SameAs(codes, There(p))) memory_->changed = 1;  // whoever writes, writes this
+    memcpy(to, pairs, sizeof(pairs));
+  }
+
+  template <class Pieces>
+  SHARDMESH_RULE void Put(const Pieces& pieces, uint8_t* tile) const {
+    whole_ ? pieces.StoreWhole(tile, lane_) : pieces.StorePart(tile, lane_, elements_);
+  }
+
+  SHARDMESH_RULE void StoreWeights() {
+    WeightCodes codes;
+    WeightExtra extra;
+    SHARDMESH_UNROLL_WHOLE
+    for (int p = 0; p < 2; ++p) {
+      if constexpr (kWeights == WeightFormat::kBf16Sr) {
+        RoundBf16(weights_[p], 0, p, codes.bytes + 8 * p);
+        continue;
+      }
+      DrawWords draws = {};
+      if constexpr (NeedsDraws(kWeights)) draws = WordsOf(0, p);
+      SHARDMESH_UNROLL_WHOLE
+      for (int k = 0; k < 4; ++k) {
+        StoredWeights<float, kWeights>::Store(weights_[p].x[k], DrawOf(draws.words[k]), {codes.bytes, extra.bytes},
+                                              4 * p + k);
+      }
     }
-    codes.Store(to.codes, First(p), There(p));
-    extra.Store(to.extra, First(p), There(p));
-    for (int c = 0; c < run_.num_copies; ++c) {
-      codes.Store(static_cast<uint8_t*>(run_.copies[c]) + plan_.weights_tile.codes * tile_, First(p), There(p));
+    if (run_.changed != nullptr && !codes.IsIn(CodesOf(run_.weights_in.codes), lane_, elements_)) {
+      memory_->changed = 1;  // whoever writes, writes this
     }
+    Put(codes, CodesOf(run_.weights_out.codes));
+    Put(extra, ExtraOf(run_.weights_out.extra));
+    for (int c = 0; c < run_.num_copies; ++c) Put(codes, CodesOf(run_.copies[c]));
   }
 
   template <bool kSigned>
-  SHARDMESH_RULE void StoreState(int p) {
+  SHARDMESH_RULE void StoreState() {
     constexpr int s = kSigned ? 0 : 1;
-    const auto to = StreamAt<StoredTile>(run_.states_out[s], plan_.states_tile, tile_);
-    const Four& state = states_[s][p];
+    StateCodes codes;
     if constexpr (kStates == StateFormat::kFp32) {
-      StoreFour(state.x, reinterpret_cast<float*>(to.codes) + First(p), There(p));
+      for (int p = 0; p < 2; ++p) memcpy(codes.bytes + 16 * p, states_[s][p].x, 16);
     } else if constexpr (kStates == StateFormat::kBf16Sr) {
-      uint16_t codes[4];
-      for (int k = 0; k < 4; ++k) codes[k] = FloatToBf16Sr(state.x[k], DrawAt(1 + s, p, k));
-      StoreFour(codes, reinterpret_cast<uint16_t*>(to.codes) + First(p), There(p));
+      SHARDMESH_UNROLL_WHOLE
+      for (int p = 0; p < 2; ++p) RoundBf16(states_[s][p], 1 + s, p, codes.bytes + 8 * p);
     } else {
       using C = Code<kSigned>;
-      const float scale = BlockScale<C>(Largest<C>(s, p));
-      const float inverse = Divide(1.0f, scale);
-      uint8_t codes[4];
-      for (int k = 0; k < 4; ++k) {
-        uint32_t draw = 0;
-        if constexpr (C::kStochastic) draw = DrawOf(0, (First(p) + k) ^ 32);
-        codes[k] = static_cast<uint8_t>(C::Encode(state.x[k] * inverse, draw));
+      const float scale = BlockScale<C>(Largest<C>(s));
+      const float inverse = InverseOfScale<C>(scale);
+      if (At(lane_, 0) % C::kBlock == 0 && At(lane_, 0) < elements_) {
+        StoreScale<C>(scale, ScalesOf<C>(run_.states_out[s].extra), At(lane_, 0) / C::kBlock);
       }
-      if (First(p) % C::kBlock == 0) StoreScale<C>(scale, to.extra, First(p) / C::kBlock);
-      if constexpr (kNibbles) StoreNibbles(codes, to.codes + First(p) / 2, There(p));
-      if constexpr (!kNibbles) StoreFour(codes, to.codes + First(p), There(p));
+      SHARDMESH_UNROLL_WHOLE
+      for (int p = 0; p < 2; ++p) Encode<C>(states_[s][p] * Four(inverse), p, codes);
+    }
+    Put(codes, StateOf(run_.states_out[s].codes));
+  }
+
+  // Elements [4 p, 4 p + 4), over their scale.
+  template <class C>
+  SHARDMESH_RULE void Encode(const Four& y, int p, StateCodes& codes) const {
+    uint32_t words[4] = {};
+    if constexpr (C::kStochastic) {
+      const DrawWords draws = WordsOf(0, p);
+      for (int k = 0; k < 4; ++k) words[k] = EncodeFp8Sr<typename C::Mini>(y.x[k], OtherDrawOf(draws.words[k]));
+    } else if constexpr (kIsFp8<C>) {
+      const uint32_t word = EncodeFp8<C>(y.x);
+      memcpy(codes.bytes + 4 * p, &word, sizeof(word));
+      return;
+    } else {
+      for (int k = 0; k < 4; ++k) words[k] = C::Encode(y.x[k], 0u);
+    }
+    if constexpr (kNibbles) {
+      for (int b = 0; b < 2; ++b) codes.bytes[2 * p + b] = static_cast<uint8_t>(words[2 * b] << 4 | words[2 * b + 1]);
+    } else {
+      for (int k = 0; k < 4; ++k) codes.bytes[4 * p + k] = static_cast<uint8_t>(words[k]);
     }
   }
 
-  // The largest magnitude of the block that piece p lies in.
+  // The largest magnitude of the block that the thread's elements lie in.
   template <class C>
-  SHARDMESH_RULE float Largest(int s, int p) const {
-    if constexpr (C::kBlock == 32) return memory_->group_largest[s][p][lane_ / 8];
-    float largest = 0;
-    for (int half = 0; half < 2; ++half) {
-      if (C::kBlock == 128 && half != p) continue;
-      for (int group = 0; group < 4; ++group) largest = Max(largest, memory_->group_largest[s][half][group]);
-    }
-    return largest;
+  SHARDMESH_RULE float Largest(int s) const {
+    if constexpr (C::kBlock == 32) return LargestOf<4>(memory_->largest[s] + lane_ / 4 * 4);
+    if constexpr (C::kBlock == 128) return LargestOf<4>(memory_->group_largest[s] + lane_ / 16 * 4);
+    if constexpr (C::kBlock == 256) return LargestOf<8>(memory_->group_largest[s]);
   }
 
   const OptimizerContext& context_;
@@ -283,6 +426,12 @@ class WarpBody {
   const int64_t tile_;
   const int lane_;
   int elements_;  // of the tile
+  bool whole_ = false, halves_ = false;
+  // As they are stored, from Load to Update.
+  WeightCodes codes_;
+  WeightExtra extra_;
+  StateCodes stored_[2];
+  uint32_t scales_[2];
   Four weights_[2], states_[2][2];
 };
 
