@@ -1,4 +1,4 @@
-// bench/device_pass: a step of a worker on a GPU, from the decision to its result: gate, one kernel a bucket, arrival;
+// bench/device_pass: a step of a worker on a GPU, from the decision to its result: gate, kernels, arrival;
 // and the same by the device's clock, from behind the gate to before the arrival, without the host's part of it. Against the speed of a copy of device memory, and against torch's fused AdamW with the copies that put its weights
 // into a window and a publication. tools/gpu_bundle packs it.
 #include <CLI/CLI.hpp>

@@ -5,8 +5,9 @@
 // The shard lies in rotating storage (worker/memory/shard_storage.h), cut into ranges; a block takes a range and walks
 // its chunks one after the other: it reads the gradients of all slots where they lie, sums them in tree order, steps
 // the elements, stores weights and states where the last chunk lay, and the new weights into every place that gets
-// them. Then it release-stores the range's progress word. A chunk that the word says is done is passed over, so that a
-// launch can be repeated: the same bytes come out, whenever the one before was stopped.
+// them. Then it release-stores the range's progress word, before it stores anything of the next chunk; it reads of the
+// next one meanwhile. A chunk that the word says is done is passed over, so that a launch can be repeated: the same
+// bytes come out, whenever the one before was stopped.
 //
 // Tables of a bucket (PassRange, PassChunkRun, first runs) do not change while a job lives; PassStep is of one command.
 // All pointers are the device's. Plain values, the same for g++ and nvcc.
@@ -49,6 +50,7 @@ struct PassRange {
   int32_t first_chunk = 0;  // of first_runs: that of chunk 0
   uint8_t* streams[kPassStreams] = {};
   uint64_t* progress = nullptr;
+  int64_t step_at = 0;  // of its bucket's PassStep: bytes from PassArgs::steps
 };
 
 // A parameter group's part of a step. The plan's pointers are null: they are set where it is used, as are its tensors.
@@ -77,9 +79,9 @@ struct PassStep {
   PartLayout parts[kPassStreams];
 };
 
-// One launch: a bucket's ranges on this worker.
+// One launch: ranges of one or more buckets on this worker.
 struct PassArgs {
-  const PassStep* step = nullptr;
+  const uint8_t* steps = nullptr;
   const PassRange* ranges = nullptr;
   const PassChunkRun* runs = nullptr;
   const int32_t* first_runs = nullptr;  // of every chunk of every range, and the end

@@ -1,10 +1,14 @@
 // What a block does in a fused pass (kernels/cuda/fused_pass.h), once for g++ and nvcc: a device's block of threads, or
 // one that a test walks thread by thread.
 //
-// A `Block` has: Opened(args), whether the gate let it through; Threads(f), f(thread, num_threads) by every thread and
-// then a barrier; StepRun(memory), the tiles of memory->run by all its threads and then a barrier; LoadAcquire and
-// StoreRelease of a word, at system scope; GoesOn(), always true on a device. Everything outside Threads is the same
-// for all threads.
+// A `Block` has: Opened(args), whether the gate let it through; Each(f), f(thread, num_threads) by every thread;
+// Threads(f), the same and then a barrier; FirstWarp(f), f(thread) by the first 32 threads, which then wait for each
+// other; StepRun(memory, meanwhile), the tiles of memory->run by all its threads and then a barrier; LoadAcquire and
+// StoreRelease of a word, at system scope; GoesOn(), always true on a device. Everything outside Each, Threads and
+// FirstWarp is the same for all threads.
+//
+// StepRun calls meanwhile() when its first tiles are on their way: what some threads do there, the others do not wait
+// for. There is a barrier between that and the first write to what others than the block see.
 #pragma once
 
 #include "kernels/cuda/fused_pass.h"
@@ -13,12 +17,17 @@
 
 namespace shardmesh {
 
-// What the threads of a block share.
+// What the threads of a block share: a run, and where in the range it is.
 struct PassMemory {
   OptimizerContext context;
   OptimizerRun run;
   StepPlan plan;
   const void* gradients[kPassSlots];
+  int32_t group;       // that context and plan are of; less than 0: none
+  int32_t there;       // whether there is a run
+  int32_t done;        // chunks before the run's
+  int32_t index, end;  // of PassArgs::runs: the run, and the end of its chunk
+  int32_t told;        // how many chunks the progress word says before the run is written, where that is news; else 0
 };
 
 namespace fused_pass {
@@ -45,48 +54,101 @@ SHARDMESH_RULE StoredRun StoredAt(const PassStep& step, const PassRange& range, 
   return at;
 }
 
-// The gradients of a run, by all threads.
-SHARDMESH_RULE void SetGradients(const PassStep& step, const PassRange& range, const PassChunkRun& run,
-                                 PassMemory* memory, int thread, int num_threads) {
-  const int64_t at = (range.bucket_begin + run.offset) * step.gradient_bytes;
-  for (int s = thread; s < step.num_slots; s += num_threads) memory->gradients[s] = step.slots[s] + at;
+SHARDMESH_RULE const PassStep* StepOf(const PassArgs& args, const PassRange& range) {
+  return reinterpret_cast<const PassStep*>(args.steps + range.step_at);
 }
 
-// What every kind of run has; by one thread.
-SHARDMESH_RULE void SetRun(const PassStep& step, const PassChunkRun& from, PassMemory* memory) {
+// What no run of a range changes; by one thread.
+SHARDMESH_RULE void SetFixed(const PassStep& step, PassMemory* memory) {
   OptimizerRun& run = memory->run;
   run = OptimizerRun();
   run.gradients = memory->gradients;
   run.num_slots = step.num_slots;
   run.divide_scale = step.divide_scale;
   run.clip = step.clip;
-  run.num_elements = from.num_elements;
-  run.first_element = static_cast<uint64_t>(from.first_element);
-  run.tensor = from.tensor;
   run.row_elements = step.row_elements;
 }
 
-// A run of a step; by one thread, when the group is there.
+// What every kind of run has; by `num_threads` threads.
+SHARDMESH_RULE void SetRun(const PassStep& step, const PassRange& range, const PassChunkRun& from, PassMemory* memory,
+                           int thread, int num_threads) {
+  const int64_t at = (range.bucket_begin + from.offset) * step.gradient_bytes;
+  for (int s = thread; s < step.num_slots; s += num_threads) memory->gradients[s] = step.slots[s] + at;
+  if (thread != 0) return;
+  memory->run.num_elements = from.num_elements;
+  memory->run.first_element = static_cast<uint64_t>(from.first_element);
+  memory->run.tensor = from.tensor;
+}
+
+// A run of a step; by a warp, when the group is there: a stream or a place a thread.
 SHARDMESH_RULE void SetStepRun(const PassStep& step, const PassRange& range, const PassChunkRun& from, bool writes,
-                               PassMemory* memory) {
-  SetRun(step, from, memory);
+                               PassMemory* memory, int thread) {
+  SetRun(step, range, from, memory, thread, 32);
   OptimizerRun& run = memory->run;
-  const int to = 1 - step.parity;
-  run.weights_in = StoredAt(step, range, 0, step.parity, from.offset);
-  run.weights_out = StoredAt(step, range, 0, to, from.offset);
-  for (int s = 0; s < step.num_states; ++s) {
-    run.states_in[s] = StoredAt(step, range, s + 1, step.parity, from.offset);
-    run.states_out[s] = StoredAt(step, range, s + 1, to, from.offset);
+  const int stream = thread / 2, place = thread - kPassStreams;
+  if (stream <= step.num_states) {
+    const bool out = thread % 2 == 1;
+    StoredRun* const weights = out ? &run.weights_out : &run.weights_in;
+    StoredRun* const states = out ? run.states_out : run.states_in;
+    *(stream == 0 ? weights : states + (stream - 1)) =
+        StoredAt(step, range, stream, out ? 1 - step.parity : step.parity, from.offset);
+  } else if (place >= 0 && place < kPassPlaces) {
+    uint8_t* const begin = writes && place < step.num_places ? step.places[place] : nullptr;
+    run.copies[place] = begin == nullptr ? nullptr : begin + (range.bucket_begin + from.offset) * step.code_bytes;
+  } else if (place == kPassPlaces) {
+    run.num_copies = writes ? step.num_places : 0;
+    StepPlan& plan = memory->plan;
+    plan.context = &memory->context;
+    plan.run = &memory->run;
+    plan.weight_draws.tensor = from.tensor;
+    for (DrawStream& draws : plan.state_draws) draws.tensor = from.tensor;
   }
-  run.num_copies = writes ? step.num_places : 0;
-  for (int c = 0; c < run.num_copies; ++c) {
-    run.copies[c] = step.places[c] + (range.bucket_begin + from.offset) * step.code_bytes;
+}
+
+// The chunk that is stepped behind `done` others.
+SHARDMESH_RULE int32_t ChunkBehind(const PassStep& step, const PassRange& range, int32_t done) {
+  return step.parity == 0 ? done : range.num_chunks - 1 - done;
+}
+
+// From one run to the next, that of the next chunk that has one; by one thread.
+SHARDMESH_RULE void GoOn(const PassArgs& args, const PassStep& step, const PassRange& range, const PassMemory& from,
+                         PassMemory* to) {
+  int32_t done = from.done, index = from.index + 1, end = from.end;
+  while (index >= end && ++done < range.num_chunks) {
+    const int32_t* const first = args.first_runs + range.first_chunk + ChunkBehind(step, range, done);
+    index = first[0];
+    end = first[1];
   }
-  StepPlan& plan = memory->plan;
-  plan.context = &memory->context;
-  plan.run = &memory->run;
-  plan.weight_draws.tensor = from.tensor;
-  for (DrawStream& draws : plan.state_draws) draws.tensor = from.tensor;
+  to->there = index < end ? 1 : 0;
+  to->told = from.there != 0 && done > from.done ? done : 0;
+  to->done = done;
+  to->index = index;
+  to->end = end;
+}
+
+// The run behind that of `from`; by the first warp.
+template <class Block>
+SHARDMESH_RULE void SetNext(const PassArgs& args, const PassRange& range, const PassMemory& from, PassMemory* to,
+                            Block& block) {
+  block.FirstWarp([&](int thread) {
+    if (thread == 0) GoOn(args, *StepOf(args, range), range, from, to);
+  });
+  block.FirstWarp([&](int thread) {
+    if (to->there == 0) return;
+    const PassOptimizer* const groups = StepOf(args, range)->groups;
+    const int32_t group = args.runs[to->index].group;
+    if (group == to->group) return;
+    CopyWords(groups[group].context, &to->context, thread, 32);
+    CopyWords(groups[group].plan, &to->plan, thread, 32);
+  });
+  block.FirstWarp([&](int thread) {
+    if (to->there == 0) return;
+    const PassStep& step = *StepOf(args, range);
+    const PassChunkRun& run = args.runs[to->index];
+    if (thread == 31) to->group = run.group;
+    const bool writes = ChunkBehind(step, range, to->done) % step.share_count == step.share_index;
+    SetStepRun(step, range, run, writes, to, thread);
+  });
 }
 
 // The scales of int8_row weights that were just stepped, into the places.
@@ -102,63 +164,64 @@ SHARDMESH_RULE void CopyScales(const PassStep& step, const PassChunkRun& from, c
 
 }  // namespace fused_pass
 
-// Steps range `index`.
+// Steps range `index`. `memories`: of the run that is stepped, and of the next one.
 template <class Block>
-SHARDMESH_RULE void StepPassRange(const PassArgs& args, int index, PassMemory* memory, Block& block) {
+SHARDMESH_RULE void StepPassRange(const PassArgs& args, int index, PassMemory (&memories)[2], Block& block) {
   if (!block.Opened(args)) return;
-  const PassStep& step = *args.step;
   const PassRange& range = args.ranges[index];
-  int group = -1;
-  int64_t done = PassChunksDone(block.LoadAcquire(range.progress), step.seq);
-  block.Threads([](int, int) {});  // all have read the word before one of them writes it
-  for (; done < range.num_chunks && block.GoesOn(); ++done) {
-    const int64_t chunk = step.parity == 0 ? done : range.num_chunks - 1 - done;
-    const bool writes = chunk % step.share_count == step.share_index;
-    const int32_t* const first = args.first_runs + range.first_chunk + chunk;
-    for (int32_t r = first[0]; r < first[1]; ++r) {
-      const PassChunkRun& run = args.runs[r];
-      block.Threads([&](int thread, int num_threads) {
-        if (run.group != group) {
-          fused_pass::CopyWords(step.groups[run.group].context, &memory->context, thread, num_threads);
-          fused_pass::CopyWords(step.groups[run.group].plan, &memory->plan, thread, num_threads);
-        }
-        fused_pass::SetGradients(step, range, run, memory, thread, num_threads);
-      });
-      group = run.group;
-      block.Threads([&](int thread, int) {
-        if (thread == 0) fused_pass::SetStepRun(step, range, run, writes, memory);
-      });
-      block.StepRun(memory);
-      if (step.has_scales == 0 || !writes) continue;
-      block.Threads(
-          [&](int thread, int num_threads) { fused_pass::CopyScales(step, run, *memory, thread, num_threads); });
-    }
-    block.Threads([&](int thread, int) {
-      if (thread == 0) block.StoreRelease(range.progress, PassWord(step.seq, done + 1));
+  const uint64_t seq = fused_pass::StepOf(args, range)->seq;
+  const auto done = static_cast<int32_t>(PassChunksDone(block.LoadAcquire(range.progress), seq));
+  if (done >= range.num_chunks) return;
+  block.Threads([&](int thread, int) {  // and all have read the word before one of them writes it
+    if (thread >= 2) return;
+    PassMemory& memory = memories[thread];
+    fused_pass::SetFixed(*fused_pass::StepOf(args, range), &memory);
+    memory.group = -1;
+    memory.there = memory.index = memory.end = 0;
+    memory.done = done - 1;
+  });
+  fused_pass::SetNext(args, range, memories[1], &memories[0], block);
+  block.Threads([](int, int) {});
+  const auto tell = [&](int32_t chunks) {
+    block.Each([&](int thread, int) {  // of the second warp: the first one has more to do meanwhile
+      if (thread == 32) block.StoreRelease(range.progress, PassWord(seq, chunks));
+    });
+  };
+  for (int now = 0; memories[now].there != 0 && block.GoesOn(); now = 1 - now) {
+    PassMemory& memory = memories[now];
+    block.StepRun(&memory, [&] {
+      if (memory.told > 0) tell(memory.told);
+      fused_pass::SetNext(args, range, memory, &memories[1 - now], block);
+    });
+    if (fused_pass::StepOf(args, range)->has_scales == 0 || memory.run.num_copies == 0) continue;
+    block.Threads([&](int thread, int num_threads) {
+      fused_pass::CopyScales(*fused_pass::StepOf(args, range), args.runs[memory.index], memory, thread, num_threads);
     });
   }
+  tell(range.num_chunks);
 }
 
 // The sums of squares of a range's gradients. Replicas share the chunks.
 template <class Block>
 SHARDMESH_RULE void SquarePassRange(const PassArgs& args, int index, PassMemory* memory, Block& block) {
   if (!block.Opened(args)) return;
-  const PassStep& step = *args.step;
   const PassRange& range = args.ranges[index];
+  const PassStep& step = *fused_pass::StepOf(args, range);
   block.Threads([&](int thread, int num_threads) {
     fused_pass::CopyWords(step.groups[0].context, &memory->context, thread, num_threads);
+    if (thread == 0) fused_pass::SetFixed(step, memory);
   });
-  for (int64_t chunk = step.share_index; chunk < range.num_chunks; chunk += step.share_count) {
+  for (int32_t chunk = step.share_index; chunk < range.num_chunks; chunk += step.share_count) {
     const int32_t* const first = args.first_runs + range.first_chunk + chunk;
     for (int32_t r = first[0]; r < first[1]; ++r) {
       const PassChunkRun& run = args.runs[r];
       block.Threads([&](int thread, int num_threads) {
-        fused_pass::SetGradients(step, range, run, memory, thread, num_threads);
-        if (thread != 0) return;
-        fused_pass::SetRun(step, run, memory);
-        memory->run.square_sums = step.square_sums + (range.bucket_begin + run.offset) / kTileElements;
+        fused_pass::SetRun(step, range, run, memory, thread, num_threads);
+        if (thread == 0) {
+          memory->run.square_sums = step.square_sums + (range.bucket_begin + run.offset) / kTileElements;
+        }
       });
-      block.StepRun(memory);
+      block.StepRun(memory, [] {});
     }
   }
 }
@@ -166,7 +229,7 @@ SHARDMESH_RULE void SquarePassRange(const PassArgs& args, int index, PassMemory*
 // Of one tile: OptimizerRun::square_sums alone (kernels/tile/gradients.h), by a warp, as WarpBody.
 class SquaresBody {
  public:
-  static constexpr int kLanes = 32, kPhases = 3;
+  static constexpr int kLanes = 32, kPhases = 3, kStorePhase = 2;
   struct Memory {
     alignas(16) float gradient[kTileElements];
     float sums[8];

@@ -51,11 +51,23 @@ struct DeviceBlock : DeviceMachine {
 #endif
   }
   template <class Body>
-  __host__ __device__ void Threads(const Body& body) const {
+  __host__ __device__ void Each(const Body& body) const {
 #ifdef __CUDA_ARCH__
     body(static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
 #endif
+  }
+  template <class Body>
+  __host__ __device__ void Threads(const Body& body) const {
+    Each(body);
     Barrier();
+  }
+  template <class Body>
+  __host__ __device__ void FirstWarp(const Body& body) const {
+#ifdef __CUDA_ARCH__
+    if (threadIdx.x >= 32) return;
+    body(static_cast<int>(threadIdx.x));
+    __syncwarp();
+#endif
   }
 };
 
@@ -64,20 +76,36 @@ template <class Body>
 struct WarpBlock : DeviceBlock {
   typename Body::Memory* warps;
 
-  __host__ __device__ void StepRun(PassMemory* memory) const {
+  template <class Meanwhile>
+  __host__ __device__ void StepRun(PassMemory* memory, const Meanwhile& meanwhile) const {
 #ifdef __CUDA_ARCH__
     const int warp = threadIdx.x / Body::kLanes, lane = threadIdx.x % Body::kLanes;
-    const int64_t tiles = (memory->run.num_elements + kTileElements - 1) / kTileElements;
-    for (int64_t tile = warp; tile < tiles; tile += kWarps) {
-      Body body(memory->context, memory->run, memory->plan, tile, &warps[warp], lane);
-#pragma unroll
-      for (int phase = 0; phase < Body::kPhases; ++phase) {
-        body.Phase(phase);
-        __syncwarp();
-      }
-    }
+    const int tiles = static_cast<int>((memory->run.num_elements + kTileElements - 1) / kTileElements);
+    int first = 0;
+    do {
+      // A warp behind the last tile finds no elements that are there: it reads nothing.
+      Body body(memory->context, memory->run, memory->plan, first + warp, &warps[warp], lane);
+      body.Phase(0);
+      if (first == 0) meanwhile();
+      __syncwarp();
+      Phases(body, 1, Body::kStorePhase);
+      Barrier();
+      if (first + warp < tiles) Phases(body, Body::kStorePhase, Body::kPhases);
+      first += kWarps;
+    } while (first < tiles);
 #endif
     Barrier();
+  }
+
+ private:
+  __host__ __device__ static void Phases(Body& body, int begin, int end) {
+#ifdef __CUDA_ARCH__
+#pragma unroll
+    for (int phase = begin; phase < end; ++phase) {
+      body.Phase(phase);
+      __syncwarp();
+    }
+#endif
   }
 };
 
@@ -85,7 +113,10 @@ struct WarpBlock : DeviceBlock {
 struct TileBlock : DeviceBlock {
   RowMemory* rows;
 
-  __host__ __device__ void StepRun(PassMemory* memory) const {
+  template <class Meanwhile>
+  __host__ __device__ void StepRun(PassMemory* memory, const Meanwhile& meanwhile) const {
+    meanwhile();
+    Barrier();
 #ifdef __CUDA_ARCH__
     if (memory->context.weights == WeightFormat::kInt8Row) {
       for (int64_t unit = 0; unit < RowUnits(memory->run); ++unit) {
@@ -118,19 +149,19 @@ struct Bytes {
 
 template <class Body>
 __global__ void __launch_bounds__(kWarps* Body::kLanes, kBlocks) PassWarpKernel(const __grid_constant__ PassArgs args) {
-  __shared__ Bytes<PassMemory> memory;
+  __shared__ Bytes<PassMemory[2]> memories;
   __shared__ typename Body::Memory warps[kWarps];
   WarpBlock<Body> block;
   block.warps = warps;
-  StepPassRange(args, static_cast<int>(blockIdx.x), memory.get(), block);
+  StepPassRange(args, static_cast<int>(blockIdx.x), *memories.get(), block);
 }
 
 __global__ void __launch_bounds__(kTileElements) PassTileKernel(const __grid_constant__ PassArgs args) {
-  __shared__ Bytes<PassMemory> memory;
+  __shared__ Bytes<PassMemory[2]> memories;
   __shared__ Bytes<RowMemory> rows;
   TileBlock block;
   block.rows = rows.get();
-  StepPassRange(args, static_cast<int>(blockIdx.x), memory.get(), block);
+  StepPassRange(args, static_cast<int>(blockIdx.x), *memories.get(), block);
 }
 
 __global__ void __launch_bounds__(kWarps* SquaresBody::kLanes) PassSquaresKernel(const __grid_constant__ PassArgs args) {

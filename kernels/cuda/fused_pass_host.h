@@ -36,22 +36,42 @@ class HostBlock : public HostMachine {
   }
   bool GoesOn() const { return tiles_left_ == nullptr || *tiles_left_ > 0; }
   template <class Body>
+  void Each(const Body& body) {
+    ForThreads(num_threads_, [&](int thread) { body(thread, num_threads_); });
+  }
+  template <class Body>
   void Threads(const Body& body) {
-    if (!GoesOn()) return;  // what was begun is not finished
-    for (int i = 0; i < num_threads_; ++i) body(backwards_ ? num_threads_ - 1 - i : i, num_threads_);
-    backwards_ = !backwards_;
+    Each(body);
+  }
+  template <class Body>
+  void FirstWarp(const Body& body) {
+    ForThreads(32, body);
   }
 
  protected:
   template <class Phase>
-  void Walk(int64_t num_phases, int num_threads, const Phase& phase) {
-    for (int64_t p = 0; p < num_phases; ++p) {
+  static void WalkPhases(int64_t begin, int64_t end, int num_threads, const Phase& phase) {
+    for (int64_t p = begin; p < end; ++p) {
       for (int i = 0; i < num_threads; ++i) phase(p, p % 2 == 0 ? i : num_threads - 1 - i);
     }
+  }
+  void EndTile() {
     if (tiles_left_ != nullptr) --*tiles_left_;
+  }
+  template <class Phase>
+  void WalkTile(int64_t num_phases, int num_threads, const Phase& phase) {
+    WalkPhases(0, num_phases, num_threads, phase);
+    EndTile();
   }
 
  private:
+  template <class Body>
+  void ForThreads(int num_threads, const Body& body) {
+    if (!GoesOn()) return;  // what was begun is not finished
+    for (int i = 0; i < num_threads; ++i) body(backwards_ ? num_threads - 1 - i : i);
+    backwards_ = !backwards_;
+  }
+
   const int num_threads_;
   int64_t* const tiles_left_;
   bool backwards_ = false;
@@ -61,24 +81,37 @@ template <class Body>
 class HostWarpBlock : public HostBlock {
  public:
   explicit HostWarpBlock(int64_t* tiles_left = nullptr)
-      : HostBlock(kWarps * Body::kLanes, tiles_left), warp_(std::make_unique<typename Body::Memory>()) {}
-  void StepRun(PassMemory* memory) {
+      : HostBlock(kWarps * Body::kLanes, tiles_left), warps_(std::make_unique<typename Body::Memory[]>(kWarps)) {}
+  template <class Meanwhile>
+  void StepRun(PassMemory* memory, const Meanwhile& meanwhile) {
     const int64_t tiles = (memory->run.num_elements + kTileElements - 1) / kTileElements;
-    for (int warp = kWarps - 1; warp >= 0; --warp) {
-      std::memset(static_cast<void*>(warp_.get()), 0xFF, sizeof(*warp_));
-      for (int64_t tile = warp; tile < tiles && GoesOn(); tile += kWarps) {
-        std::vector<Body> lanes;
+    for (int64_t first = 0; first < tiles; first += kWarps) {
+      std::vector<Body> lanes;
+      for (int warp = 0; warp < kWarps; ++warp) {
+        std::memset(static_cast<void*>(&warps_[warp]), 0xFF, sizeof(warps_[warp]));
         for (int lane = 0; lane < Body::kLanes; ++lane) {
-          lanes.emplace_back(memory->context, memory->run, memory->plan, tile, warp_.get(), lane);
+          lanes.emplace_back(memory->context, memory->run, memory->plan, first + warp, &warps_[warp], lane);
         }
-        Walk(Body::kPhases, Body::kLanes, [&](int64_t phase, int lane) { lanes[lane].Phase(static_cast<int>(phase)); });
+      }
+      const auto walk = [&](int warp, int begin, int end) {
+        if (!GoesOn()) return;
+        WalkPhases(begin, end, Body::kLanes,
+                   [&](int64_t phase, int lane) { lanes[warp * Body::kLanes + lane].Phase(static_cast<int>(phase)); });
+      };
+      for (int warp = kWarps - 1; warp >= 0; --warp) walk(warp, 0, 1);
+      if (first == 0) meanwhile();
+      for (int warp = kWarps - 1; warp >= 0; --warp) walk(warp, 1, Body::kStorePhase);
+      for (int warp = kWarps - 1; warp >= 0; --warp) {
+        if (first + warp >= tiles || !GoesOn()) continue;
+        walk(warp, Body::kStorePhase, Body::kPhases);
+        EndTile();
       }
     }
   }
 
  private:
   static constexpr int kWarps = 4;
-  const std::unique_ptr<typename Body::Memory> warp_;
+  const std::unique_ptr<typename Body::Memory[]> warps_;
 };
 
 class HostTileBlock : public HostBlock {
@@ -87,17 +120,19 @@ class HostTileBlock : public HostBlock {
       : HostBlock(kTileElements, tiles_left), rows_(std::make_unique<RowMemory>()) {
     std::memset(static_cast<void*>(rows_.get()), 0xFF, sizeof(*rows_));
   }
-  void StepRun(PassMemory* memory) {
+  template <class Meanwhile>
+  void StepRun(PassMemory* memory, const Meanwhile& meanwhile) {
+    meanwhile();
     if (memory->context.weights == WeightFormat::kInt8Row) {
       for (int64_t unit = 0; unit < RowUnits(memory->run) && GoesOn(); ++unit) {
         RowBody body(memory->context, memory->run, memory->plan, unit, rows_.get());
-        Walk(body.num_phases(), kTileElements, [&](int64_t phase, int thread) { body.Phase(phase, thread); });
+        WalkTile(body.num_phases(), kTileElements, [&](int64_t phase, int thread) { body.Phase(phase, thread); });
       }
       return;
     }
     const int64_t tiles = (memory->run.num_elements + kTileElements - 1) / kTileElements;
     for (int64_t tile = 0; tile < tiles && GoesOn(); ++tile) {
-      Walk(StepBody::kPhases, kTileElements, [&](int64_t phase, int thread) {
+      WalkTile(StepBody::kPhases, kTileElements, [&](int64_t phase, int thread) {
         StepBody(memory->plan, tile, &rows_->tile).Phase(static_cast<int>(phase), thread);
       });
     }
@@ -111,30 +146,33 @@ class HostTileBlock : public HostBlock {
 template <class Walk>
 void ForEachPassBlock(const PassArgs& args, const Walk& walk) {
   const ScopedFpEnvironment environment;
-  const auto memory = std::make_unique<PassMemory>();
+  struct Memories {
+    PassMemory memories[2];
+  };
+  const auto memories = std::make_unique<Memories>();
   for (int block = args.num_ranges - 1; block >= 0; --block) {
-    std::memset(static_cast<void*>(memory.get()), 0xFF, sizeof(*memory));
-    walk(block, memory.get());
+    std::memset(static_cast<void*>(memories.get()), 0xFF, sizeof(*memories));
+    walk(block, memories->memories);
   }
 }
 
 inline void StepPassOnHost(const PassArgs& args, const OptimizerContext* warp, int64_t* tiles_left = nullptr) {
-  ForEachPassBlock(args, [&](int index, PassMemory* memory) {
+  ForEachPassBlock(args, [&](int index, PassMemory(&memories)[2]) {
     if (warp == nullptr) {
       HostTileBlock block(tiles_left);
-      return StepPassRange(args, index, memory, block);
+      return StepPassRange(args, index, memories, block);
     }
     WithWarpBody(*warp, [&](auto tag) {
       HostWarpBlock<typename decltype(tag)::Type> block(tiles_left);
-      StepPassRange(args, index, memory, block);
+      StepPassRange(args, index, memories, block);
     });
   });
 }
 
 inline void SquarePassOnHost(const PassArgs& args) {
-  ForEachPassBlock(args, [&](int index, PassMemory* memory) {
+  ForEachPassBlock(args, [&](int index, PassMemory(&memories)[2]) {
     HostWarpBlock<SquaresBody> block;
-    SquarePassRange(args, index, memory, block);
+    SquarePassRange(args, index, &memories[0], block);
   });
 }
 

@@ -94,13 +94,8 @@ absl::Status DevicePass::Open(const WorkerDevice& device) {
   ASSIGN_OR_RETURN(steps_, DeviceRuntime::Open(device.copies->device(), device.copies->library()));
   ASSIGN_OR_RETURN(storage_, DeviceSegment::Create(steps_, cut_.segment_bytes()));
   RETURN_IF_ERROR(UploadTables());
-  int64_t bytes = 0;
-  for (BucketTables& bucket : buckets_) {
-    bucket.step_at = bytes;
-    bytes += Lines(sizeof(PassStep)) + Lines(static_cast<int64_t>(bucket.groups.size() * sizeof(PassOptimizer)));
-  }
-  ASSIGN_OR_RETURN(block_, DeviceSegment::Create(steps_, std::max(bytes, kLine)));
-  const int64_t pages = (kLine + bytes + kSegmentPage - 1) / kSegmentPage * kSegmentPage;
+  ASSIGN_OR_RETURN(block_, DeviceSegment::Create(steps_, std::max(steps_bytes_, kLine)));
+  const int64_t pages = (kLine + steps_bytes_ + kSegmentPage - 1) / kSegmentPage * kSegmentPage;
   if (posix_memalign(&host_block_->memory, kSegmentPage, static_cast<size_t>(pages)) != 0) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for ", pages, " bytes of commands"));
   }
@@ -167,7 +162,24 @@ void DevicePass::AddBucket(int bucket, std::vector<PassRange>& ranges, std::vect
   const bool all_warp =
       absl::c_all_of(tables.groups, [&](int group) { return HasWarpBody(FormatsOf(b, group), OptimizerRun()); });
   if (all_warp) tables.warp = FormatsOf(b, tables.groups[0]);
+  tables.step_at = steps_bytes_;
+  steps_bytes_ += Lines(sizeof(PassStep)) + Lines(static_cast<int64_t>(tables.groups.size() * sizeof(PassOptimizer)));
+  for (int r = tables.first_range; r < static_cast<int>(ranges.size()); ++r) ranges[r].step_at = tables.step_at;
+  AddLaunch(tables);
   buckets_.push_back(std::move(tables));
+}
+
+// A device idles at the end of each kernel, so there are as few as can be.
+void DevicePass::AddLaunch(const BucketTables& tables) {
+  const auto like = [](const std::optional<OptimizerContext>& a, const std::optional<OptimizerContext>& b) {
+    if (!a.has_value() || !b.has_value()) return a.has_value() == b.has_value();
+    return a->weights == b->weights && a->states == b->states;
+  };
+  const PassLaunch* const last = launches_.empty() ? nullptr : &launches_.back();
+  if (last == nullptr || last->first_range + last->num_ranges != tables.first_range || !like(last->warp, tables.warp)) {
+    launches_.push_back({tables.first_range, 0, tables.warp});
+  }
+  launches_.back().num_ranges += tables.num_ranges;
 }
 
 // What of a context no step changes.
@@ -273,41 +285,37 @@ absl::Status DevicePass::Launched(const char* error, absl::string_view what) con
 }
 
 absl::Status DevicePass::LaunchBuckets(const Command& command, uint64_t seq) {
-  for (const BucketTables& tables : buckets_) {
-    PassArgs args;
-    args.step = reinterpret_cast<const PassStep*>(block_.data() + tables.step_at);
-    args.ranges = ranges_ + tables.first_range;
-    args.runs = runs_;
-    args.first_runs = first_runs_;
-    args.num_ranges = tables.num_ranges;
-    args.verdict = reinterpret_cast<const uint64_t*>(tables_.data());
-    args.opened = GateWord(seq, GateVerdict::kOpen);
+  PassArgs args;
+  args.steps = block_.data();
+  args.runs = runs_;
+  args.first_runs = first_runs_;
+  args.verdict = reinterpret_cast<const uint64_t*>(tables_.data());
+  args.opened = GateWord(seq, GateVerdict::kOpen);
+  for (const PassLaunch& launch : launches_) {
+    args.ranges = ranges_ + launch.first_range;
+    args.num_ranges = launch.num_ranges;
     if (command.kind == CommandKind::kNorm) {
-      RETURN_IF_ERROR(Launched(kernels_.Squares(args, steps_->stream()), "the squares of a bucket"));
+      RETURN_IF_ERROR(Launched(kernels_.Squares(args, steps_->stream()), "the squares of a norm"));
       continue;
     }
-    const OptimizerContext* const warp = tables.warp.has_value() ? &*tables.warp : nullptr;
-    RETURN_IF_ERROR(Launched(kernels_.Step(args, warp, steps_->stream()), "the pass of a bucket"));
+    const OptimizerContext* const warp = launch.warp.has_value() ? &*launch.warp : nullptr;
+    RETURN_IF_ERROR(Launched(kernels_.Step(args, warp, steps_->stream()), "the pass of a step"));
   }
   return absl::OkStatus();
 }
 
-int64_t DevicePass::FillSteps(const Command& command, uint64_t seq) {
-  int64_t bytes = 0;
+void DevicePass::FillSteps(const Command& command, uint64_t seq) {
   for (const BucketTables& tables : buckets_) {
     char* const at = host_block_->data() + tables.step_at;
     auto* const groups = reinterpret_cast<PassOptimizer*>(at + Lines(sizeof(PassStep)));
     FillStep(command, seq, tables, *reinterpret_cast<PassStep*>(at), groups);
-    bytes = tables.step_at + Lines(sizeof(PassStep)) +
-            Lines(static_cast<int64_t>(tables.groups.size() * sizeof(PassOptimizer)));
   }
-  return bytes;
 }
 
 absl::Status DevicePass::Launch(const Command& command, uint64_t seq) {
   DeviceRuntime::Scope scope(*steps_);
   const DeviceWindows& windows = *host_.device();
-  const int64_t bytes = FillSteps(command, seq);
+  FillSteps(command, seq);
   // Words of the control block are atomics of 64 bits: the device reads them as such.
   PassGate gate;
   gate.seq = seq;
@@ -316,7 +324,7 @@ absl::Status DevicePass::Launch(const Command& command, uint64_t seq) {
   gate.timeout_nanos = static_cast<uint64_t>(absl::ToInt64Nanoseconds(options_.gate_timeout));
   gate.verdict = reinterpret_cast<uint64_t*>(tables_.data());
   RETURN_IF_ERROR(Launched(kernels_.Gate(gate, steps_->stream()), "the gate of a command"));
-  RETURN_IF_ERROR(steps_->Copy(block_.data(), host_block_->data(), bytes));
+  RETURN_IF_ERROR(steps_->Copy(block_.data(), host_block_->data(), steps_bytes_));
   RETURN_IF_ERROR(LaunchBuckets(command, seq));
   const PassArrival arrival = {gate.verdict, host_block_->pinned.OnDevice(host_block_->result())};
   RETURN_IF_ERROR(Launched(kernels_.Arrival(arrival, steps_->stream()), "the arrival of a command"));

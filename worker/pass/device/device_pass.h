@@ -1,12 +1,12 @@
 // DevicePass: executes commands on one worker's shard on a CUDA device: the fused reduce -> step -> gather of pass.h as
-// one kernel a bucket (kernels/cuda/fused_pass.h), over the slots, the window and the publications in the device's
+// one kernel for all buckets of like formats (kernels/cuda/fused_pass.h), over the slots, the window and the publications in the device's
 // memory, which all workers of the host map. Several workers may share a device. The bits are those of Pass.
 //
 // A command's launches are: the gate, which opens when the control block says that the command is decided and looks at
-// the abort word first, with a time limit (kernels/cuda/pass_gate.h); the command's scalars, from pinned memory; a
-// kernel for each bucket, a block a range; the arrival. Nothing changes unless the gate opened. The calling thread then
-// looks whether the stream is done, until a time limit of its own. Initial weights and digests go through the host,
-// range by range.
+// the abort word first, with a time limit (kernels/cuda/pass_gate.h); the command's scalars, from pinned memory;
+// kernels, a block a range, one for as many buckets in a row as have the same formats; the arrival. Nothing changes
+// unless the gate opened. The calling thread then looks whether the stream is done, until a time limit of its own.
+// Initial weights and digests go through the host, range by range.
 //
 // Not here, and refused when a job is created (core/job/support_table.h): matrices of Muon, weights gathered in codes,
 // bucket residency, several hosts.
@@ -86,6 +86,11 @@ class DevicePass final : public StepPass {
     std::optional<OptimizerContext> warp;  // of the formats of all of them, where a body is compiled for those
     int64_t step_at = 0;                   // bytes from where commands' scalars begin
   };
+  // Ranges in a row that one kernel steps.
+  struct PassLaunch {
+    int first_range = 0, num_ranges = 0;
+    std::optional<OptimizerContext> warp;
+  };
   struct HostBlock;
 
   DevicePass(const JobSpec& job, const Plan& plan, HostMemory& host, const PassKernels& kernels, ReplicaShare share,
@@ -94,13 +99,14 @@ class DevicePass final : public StepPass {
   absl::Status UploadTables();
   void AddBucket(int bucket, std::vector<PassRange>& ranges, std::vector<PassChunkRun>& runs,
                  std::vector<int32_t>& first_runs);
+  void AddLaunch(const BucketTables& tables);
   OptimizerContext FormatsOf(const Bucket& bucket, int group) const;
   absl::Status Rehearse();
   // Steps, or sums squares: on the device.
   absl::Status Launch(const Command& command, uint64_t seq);
   absl::Status LaunchBuckets(const Command& command, uint64_t seq);
   absl::Status Launched(const char* error, absl::string_view what) const;
-  int64_t FillSteps(const Command& command, uint64_t seq);  // how many bytes they are
+  void FillSteps(const Command& command, uint64_t seq);
   void FillStep(const Command& command, uint64_t seq, const BucketTables& bucket, PassStep& step,
                 PassOptimizer* groups);
   absl::Status AwaitResult(uint64_t seq);
@@ -125,6 +131,8 @@ class DevicePass final : public StepPass {
   std::shared_ptr<DeviceRuntime> steps_;  // a stream for kernels
   DeviceSegment storage_, tables_, block_;
   std::vector<BucketTables> buckets_;
+  std::vector<PassLaunch> launches_;
+  int64_t steps_bytes_ = 0;  // of a command's scalars
   const PassChunkRun* runs_ = nullptr;
   const int32_t* first_runs_ = nullptr;
   const PassRange* ranges_ = nullptr;
