@@ -5,8 +5,9 @@
 // A command's launches are: the gate, which opens when the control block says that the command is decided and looks at
 // the abort word first, with a time limit (kernels/cuda/pass_gate.h); the command's scalars, from pinned memory;
 // kernels, a block a range, one for as many buckets in a row as have the same formats; the arrival. Nothing changes
-// unless the gate opened. The calling thread then looks whether the stream is done, until a time limit of its own.
-// Initial weights and digests go through the host, range by range.
+// unless the gate opened. The calling thread sleeps for most of what the last command of the kind took, and then looks
+// whether the stream is done, until a time limit of its own. Initial weights and digests go through the host, range by
+// range.
 //
 // Not here, and refused when a job is created (core/job/support_table.h): matrices of Muon, weights gathered in codes,
 // bucket residency, several hosts.
@@ -109,7 +110,7 @@ class DevicePass final : public StepPass {
   void FillSteps(const Command& command, uint64_t seq);
   void FillStep(const Command& command, uint64_t seq, const BucketTables& bucket, PassStep& step,
                 PassOptimizer* groups);
-  absl::Status AwaitResult(uint64_t seq);
+  absl::Status AwaitResult(CommandKind kind, uint64_t seq);
   // Through the host.
   absl::Status PlaceInitial(const Command& command, const float* initial);
   absl::Status PlaceRange(const Command& command, int range, const float* initial);
@@ -133,6 +134,7 @@ class DevicePass final : public StepPass {
   std::vector<BucketTables> buckets_;
   std::vector<PassLaunch> launches_;
   int64_t steps_bytes_ = 0;  // of a command's scalars
+  absl::Duration usual_[2];  // how long the last step and the last norm took
   const PassChunkRun* runs_ = nullptr;
   const int32_t* first_runs_ = nullptr;
   const PassRange* ranges_ = nullptr;
