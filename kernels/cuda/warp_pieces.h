@@ -58,7 +58,7 @@ SHARDMESH_RULE Four Sqrt(const Four& a) {
   for (int k = 0; k < 4; ++k) {
     float inverse;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(a.x[k]));
-    const float near = a.x[k] * inverse;
+    const float near = a.x[k] * fabsf(inverse);  // a negative number too small for the inverse becomes a NaN below
     root.x[k] = __fmaf_rn(__fmaf_rn(-near, near, a.x[k]), inverse * 0.5f, near);
     right &= root.x[k] >= 0x1p-50f;  // the remainder was exact; neither NaN nor infinity came of the inverse
   }
