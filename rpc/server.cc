@@ -5,10 +5,13 @@
 #include <spdlog/spdlog.h>
 
 #include <climits>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/status.h"
 #include "rpc/base/address.h"
 #include "rpc/base/deadline.h"
@@ -45,6 +48,10 @@ absl::Status Validate(const ServerOptions& o) {
 // An honest client opens a new stream as soon as it has the answer of the last, which may be before gRPC has released
 // that call, and may have reset streams whose handlers still run.
 constexpr int kOpenCallsPerStream = 4;
+
+// Of Drain: without a call for so long, a connection is quiet.
+constexpr absl::Duration kQuiet = absl::Milliseconds(200);
+constexpr absl::Duration kLook = absl::Milliseconds(10);
 
 int Milliseconds(absl::Duration d) { return static_cast<int>(absl::ToInt64Milliseconds(d)); }
 
@@ -158,6 +165,16 @@ void Server::SetServing(bool serving) {
   if (!drained_) server_->GetHealthCheckService()->SetServingStatus(serving);
 }
 
+// Once no call has been open for a moment, in which clients that look have closed their connections.
+void Server::EndQuietConnections(const std::atomic<bool>& ended) {
+  absl::Time last_call = MonotonicNow();
+  while (!ended.load()) {
+    if (call_guard_->open_calls() > 0) last_call = MonotonicNow();
+    if (MonotonicNow() >= last_call + kQuiet) acceptor_->EndReading();
+    absl::SleepFor(kLook);
+  }
+}
+
 void Server::Drain(absl::Duration grace) {
   MutexLock lock(mu_);
   if (drained_) return;
@@ -165,7 +182,11 @@ void Server::Drain(absl::Duration grace) {
   server_->GetHealthCheckService()->SetServingStatus(false);
   acceptor_->Stop();
   if (refusing_ != nullptr) refusing_->Stop();
+  std::atomic<bool> ended{false};
+  std::thread ends_quiet([&] { EndQuietConnections(ended); });
   server_->Shutdown(DeadlineIn(grace));
+  ended.store(true);
+  ends_quiet.join();
   call_guard_->SetAbort(nullptr);
 }
 

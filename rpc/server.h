@@ -28,6 +28,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -98,11 +99,13 @@ class Server {
 
   // Graceful end: health says NOT_SERVING, new connections and calls are refused, calls in flight get `grace` to end,
   // then are cancelled. Returns when every call has ended: a reactor that ignores its cancellation blocks this, so it
-  // must not. Idempotent: a second call waits for the first.
+  // must not. Clients without a call are not waited for: gRPC's look at a quiet connection every five seconds only.
+  // Idempotent: a second call waits for the first.
   void Drain(absl::Duration grace) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   Server() = default;
+  void EndQuietConnections(const std::atomic<bool>& ended);
 
   Address address_;
   std::shared_ptr<CallGuard> call_guard_;

@@ -23,6 +23,7 @@
 #include "rpc/channel.h"
 #include "rpc/testing/echo_service.h"
 #include "rpc/testing/generic_call.h"
+#include "rpc/testing/http2_client.h"
 
 namespace shardmesh {
 namespace {
@@ -30,6 +31,7 @@ namespace {
 using ::shardmesh::rpc::testing::Echo;
 using ::shardmesh::rpc::testing::EchoRequest;
 using ::shardmesh::rpc::testing::EchoResponse;
+using ::shardmesh::testing::RawClient;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -361,6 +363,16 @@ TEST_F(ServerTest, Drain_CallBeyondTheGrace_IsCancelled) {
   EXPECT_LT(MonotonicNow() - start, absl::Seconds(5));
   caller.join();
   EXPECT_FALSE(held.ok());
+}
+
+TEST_F(ServerTest, Drain_ClientThatDoesNotLookAtItsConnection_IsNotWaitedFor) {
+  auto server = StartOrDie();
+  RawClient client(server->port());
+  ASSERT_TRUE(client.StartHttp2());
+  while (client.ReadFrame().type != testing::FrameType::kSettings) ASSERT_FALSE(client.closed());
+  const absl::Time start = MonotonicNow();
+  server->Drain(absl::Seconds(60));
+  EXPECT_LT(MonotonicNow() - start, absl::Seconds(10));  // gRPC waits 20 s for an answer to its ping
 }
 
 TEST_F(ServerTest, MaxConnections_NextWaitsAndIsServedWhenOneCloses) {

@@ -226,6 +226,11 @@ bool Acceptor::IsForeign(int fd, const sockaddr_storage& peer) {
   return true;
 }
 
+void Acceptor::EndReading() {
+  MutexLock lock(table_mu_);
+  table_.EndReading();
+}
+
 bool Acceptor::Abort(const std::string& peer_name) {
   MutexLock lock(table_mu_);
   return table_.Abort(peer_name);

@@ -65,6 +65,9 @@ class Acceptor {
   // Resets the connection whose PeerName this is (connection_table.h). False when there is none.
   bool Abort(const std::string& peer_name) ABSL_LOCKS_EXCLUDED(table_mu_);
 
+  // Nothing more is read of any connection (connection_table.h). After Stop.
+  void EndReading() ABSL_LOCKS_EXCLUDED(table_mu_);
+
   // Connections open at the last look; up to one second old.
   int connections() const { return connections_.load(); }
   // Connections closed at once because their peer was over its cap.

@@ -37,6 +37,13 @@ std::string Bytes(const void* data, size_t num_bytes) { return std::string(stati
 
 std::string V4Key(const unsigned char* bytes) { return bytes[0] == 127 ? "" : Bytes(bytes, 4); }
 
+// Keeps the socket, whatever happens to the number; its inode says whether it is the right one. Not valid: it is gone.
+UniqueFd CopyOf(int fd, ino_t inode) {
+  UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.valid() && SocketInode(copy.get()) != inode) copy.reset();
+  return copy;
+}
+
 }  // namespace
 
 std::string PeerKey(const sockaddr_storage& peer) {
@@ -94,9 +101,8 @@ bool ConnectionTable::Abort(const std::string& peer_name) {
   bool found = false;
   for (auto& [fd, connection] : open_) {
     if (connection.peer_name != peer_name || connection.aborted) continue;
-    // The copy keeps the socket, whatever happens to the number; its inode says whether it is the right one.
-    const UniqueFd copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
-    if (!copy.valid() || SocketInode(copy.get()) != connection.inode) continue;
+    const UniqueFd copy = CopyOf(fd, connection.inode);
+    if (!copy.valid()) continue;
     // Dissolves the connection with a reset and empties its queues; shutdown() would leave megabytes to be read.
     sockaddr none = {};
     none.sa_family = AF_UNSPEC;
@@ -104,6 +110,13 @@ bool ConnectionTable::Abort(const std::string& peer_name) {
     found = connection.aborted || found;
   }
   return found;
+}
+
+void ConnectionTable::EndReading() {
+  for (const auto& [fd, connection] : open_) {
+    const UniqueFd copy = CopyOf(fd, connection.inode);
+    if (copy.valid()) shutdown(copy.get(), SHUT_RD);
+  }
 }
 
 std::vector<Flood> ConnectionTable::AbortFloods(const FloodLimits& limits,

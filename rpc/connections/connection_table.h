@@ -54,6 +54,10 @@ class ConnectionTable {
   // against the owner closing the descriptor at the same time.
   bool Abort(const std::string& peer_name);
 
+  // Nothing more is read of any connection: its owner sees its end, once it has read what is there. What was written to
+  // it is still sent. As safe as Abort.
+  void EndReading();
+
   // Resets the TCP connections that flood their owner since they last had a call: `has_call` is true of a peer's name
   // while a call of it is open, and once after each that began since it was asked. Returns them. Three system calls per
   // connection.
