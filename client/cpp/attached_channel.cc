@@ -86,10 +86,9 @@ absl::Status AttachedChannel::Greet(const std::vector<Slot>& slots) {
   request.set_epoch(job_->epoch().value());
   request.set_host_id(host_id);
   for (Slot slot : slots) request.add_slots(slot.value());
-  const bool retained = job_->members()[rank_.value()].kept();
-  bool refused = !retained;
+  bool refused = !job_->members()[rank_.value()].kept();
   ASSIGN_OR_RETURN(LocalMessage message,
-                   CallAgain(retained, job_->peer_timeout(), [&] { return AskToAttach(request, refused); }));
+                   CallAgain(*job_, rank_, job_->peer_timeout(), [&] { return AskToAttach(request, refused); }));
   if (welcome_.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome_.code()), welcome_.message());
   descriptors_ = std::move(message.descriptors);
   silence_ = absl::Milliseconds(welcome_.heartbeat_timeout_ms());

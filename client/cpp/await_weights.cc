@@ -14,7 +14,7 @@ absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duratio
                                                                 : job.options().opening_call();
     const auto ask = [&] { return job.worker(rank).GetStatus(limit); };
     const bool retained = job.members()[rank.value()].kept();
-    ASSIGN_OR_RETURN(const v1::GetStatusReply status, CallAgain(retained, job.peer_timeout(), ask));
+    ASSIGN_OR_RETURN(const v1::GetStatusReply status, CallAgain(job, rank, job.peer_timeout(), ask));
     bool held = retained;  // its next incarnation may not have the job yet
     for (const v1::GetStatusReply::Job& entry : status.jobs()) {
       if (entry.name() != job.spec().name) continue;

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/cpp/next_incarnation.h"
 #include "client/cpp/pulling_session.h"
 #include "client/cpp/session.h"
 #include "core/base/clock.h"
@@ -18,6 +17,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kPollReady = absl::Milliseconds(20);
+constexpr int kLooksInATimeout = 10;  // whether the coordinator says that an epoch is over
 constexpr size_t kWorkersNamed = 8;  // in one message
 
 uint64_t RandomId() {
@@ -316,7 +316,7 @@ absl::StatusOr<Version> Job::Pull(VersionChoice choice, absl::Duration timeout, 
     version.bytes_.clear();
     return worker(rank).Pull(request, begin, data, deadline - MonotonicNow());
   };
-  RETURN_IF_ERROR(CallAgain(members_[rank.value()].kept(), std::min(peer_timeout_, timeout), pull).status());
+  RETURN_IF_ERROR(CallAgain(*this, rank, std::min(peer_timeout_, timeout), pull).status());
   return version;
 }
 
@@ -351,6 +351,24 @@ std::optional<v1::GoneBack> Job::WentBackSince(Epoch before) const {
   return gone_back_.has_value() && gone_back_->epoch() > before.value() ? gone_back_ : std::nullopt;
 }
 
+bool Job::MayComeBack(Rank rank) const { return members_[rank.value()].kept() && !IsOver(); }
+
+// The versions of a job are a small answer.
+bool Job::IsOver() const {
+  if (over_.load()) return true;
+  const absl::Duration between = peer_timeout_ / kLooksInATimeout;
+  {
+    MutexLock lock(look_mu_);
+    if (MonotonicNow() < next_look_) return false;
+    next_look_ = MonotonicNow() + between;
+  }
+  v1::ListVersionsRequest request;
+  request.set_job(spec_.name);
+  const absl::StatusOr<v1::ListVersionsReply> now = coordinator_->ListVersions(request, between);
+  if (absl::IsNotFound(now.status()) || (now.ok() && now->epoch() != epoch_.value())) over_.store(true);
+  return over_.load();
+}
+
 Rank Job::reading_rank() const {
   for (int rank = plan_.num_ranks() - 1; rank > 0; --rank) {
     if (members_[rank].alive()) return Rank(rank);
@@ -362,7 +380,7 @@ absl::StatusOr<v1::DigestReply> Job::Digest(absl::Duration timeout) {
   v1::DigestRequest request;
   request.set_job(spec_.name);
   const absl::Time deadline = MonotonicNow() + timeout;
-  return CallAgain(members_[0].kept(), std::min(peer_timeout_, timeout),
+  return CallAgain(*this, Rank(0), std::min(peer_timeout_, timeout),
                    [&] { return worker(Rank(0)).Digest(request, deadline - MonotonicNow()); });
 }
 

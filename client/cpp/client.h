@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/cpp/next_incarnation.h"
 #include "client/cpp/transport/coordinator_transport.h"
 #include "client/cpp/transport/shard_transport.h"
 #include "core/base/ids.h"
@@ -176,6 +177,11 @@ class Job : public std::enable_shared_from_this<Job> {
   // versions, and the lead (rank 0) is the busiest.
   Rank reading_rank() const;
 
+  // Whether a call to that member that failed with Unavailable may succeed soon: a node has its memory, so that it comes
+  // back, and the coordinator does not say that this epoch is over. It is asked now and then; no answer is no news.
+  // Thread-safe.
+  bool MayComeBack(Rank rank) const;
+
   // The transport of the worker at `rank`. REQUIRES: a rank of the plan.
   ShardTransport& worker(Rank rank) const { return *workers_[rank.value()]; }
 
@@ -187,6 +193,7 @@ class Job : public std::enable_shared_from_this<Job> {
                                                      std::shared_ptr<CoordinatorTransport> coordinator);
   absl::Status DialMembers(const v1::JobDescription& description);
   absl::Status KeepLiving(const std::string& cause);
+  bool IsOver() const;
 
   const JobSpec spec_;
   const Plan plan_;
@@ -200,7 +207,17 @@ class Job : public std::enable_shared_from_this<Job> {
   absl::Duration peer_timeout_;
   std::vector<v1::Member> members_;
   std::vector<std::unique_ptr<ShardTransport>> workers_;
+  mutable std::atomic<bool> over_{false};
+  mutable Mutex look_mu_;
+  mutable absl::Time next_look_ ABSL_GUARDED_BY(look_mu_) = absl::InfinitePast();
 };
+
+// A call to a member of a job, which may be repeated: while it is away and comes back (Job::MayComeBack), for at most
+// `patience`. `call` gives what StatusOf takes (next_incarnation.h).
+template <typename Call>
+auto CallAgain(const Job& job, Rank rank, absl::Duration patience, Call call) -> decltype(call()) {
+  return CallAgainWhile([&] { return job.MayComeBack(rank); }, patience, std::move(call));
+}
 
 class Client {
  public:

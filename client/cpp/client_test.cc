@@ -131,6 +131,50 @@ TEST_F(ClientTest, OpenJob_Failed_IsUnavailable_AndCannotBeReadWithoutAWorker) {
                                                  HasSubstr("it failed: worker w1 (rank 1) died"))));
 }
 
+// A job of members that a node keeps.
+v1::JobDescription Kept(int64_t epoch) {
+  v1::JobDescription job = Described(v1::JOB_STATE_READY);
+  job.set_epoch(epoch);
+  job.set_heartbeat_timeout_ms(absl::ToInt64Milliseconds(kLong));
+  for (v1::Member& member : *job.mutable_members()) member.set_kept(true);
+  return job;
+}
+
+v1::ListVersionsReply AtEpoch(int64_t epoch) {
+  v1::ListVersionsReply reply;
+  reply.set_epoch(epoch);
+  return reply;
+}
+
+TEST_F(ClientTest, CallAgain_EpochIsOver_DoesNotWaitForAMember) {
+  ON_CALL(*coordinator_, DescribeJob(_, _)).WillByDefault(Return(Kept(3)));
+  for (const absl::StatusOr<v1::ListVersionsReply>& now :
+       {absl::StatusOr<v1::ListVersionsReply>(AtEpoch(4)),
+        absl::StatusOr<v1::ListVersionsReply>(absl::NotFoundError(""))}) {
+    ON_CALL(*coordinator_, ListVersions(_, _)).WillByDefault(Return(now));
+    ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_.OpenJob("j"));
+    int calls = 0;
+    const auto call = [&] { return ++calls, absl::UnavailableError("away"); };
+    EXPECT_THAT(CallAgain(*job, Rank(1), absl::InfiniteDuration(), call), StatusIs(Code::kUnavailable, "away"));
+    EXPECT_EQ(calls, 1);
+  }
+}
+
+TEST_F(ClientTest, CallAgain_CoordinatorIsAwayOrSaysTheSameEpoch_WaitsForAMember) {
+  ON_CALL(*coordinator_, DescribeJob(_, _)).WillByDefault(Return(Kept(3)));
+  for (const absl::StatusOr<v1::ListVersionsReply>& now :
+       {absl::StatusOr<v1::ListVersionsReply>(AtEpoch(3)),
+        absl::StatusOr<v1::ListVersionsReply>(absl::UnavailableError(""))}) {
+    // It is asked now and then, not at each call.
+    EXPECT_CALL(*coordinator_, ListVersions(_, _)).WillOnce(Return(now));
+    ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client_.OpenJob("j"));
+    int calls = 0;
+    const auto call = [&] { return ++calls < 3 ? absl::UnavailableError("away") : absl::OkStatus(); };
+    EXPECT_OK(CallAgain(*job, Rank(1), absl::InfiniteDuration(), call));
+    EXPECT_EQ(calls, 3);
+  }
+}
+
 TEST(WaitsForTest, ManyWorkers_NamesTheFirst) {
   v1::JobDescription job;
   job.set_state(v1::JOB_STATE_PREPARING);

@@ -34,8 +34,7 @@ absl::StatusOr<std::unique_ptr<PullingChannel>> ConnectedPulling::Open(std::shar
   }
   ASSIGN_OR_RETURN(Segment gradients, create("shardmesh-gradients", plan.gradient_window_bytes()));
   channel->gradients_.push_back(std::move(gradients));
-  const bool retained = channel->job_->members()[rank.value()].kept();
-  RETURN_IF_ERROR(CallAgain(retained, channel->job_->peer_timeout(),
+  RETURN_IF_ERROR(CallAgain(*channel->job_, rank, channel->job_->peer_timeout(),
                             [&] { return channel->TakeSeat(channel->job_->options().opening_call()); }));
   return channel;
 }
@@ -63,13 +62,12 @@ absl::Status ConnectedPulling::TakeSeat(absl::Duration timeout) {
 // A worker whose memory is retained comes back, within the time after which it counts as gone: then the job is at a
 // later epoch, or will be, on other workers.
 absl::Status ConnectedPulling::TakeSeatAgain(absl::Time deadline) {
-  const bool retained = job_->members()[rank_.value()].kept();
   const absl::Time until = std::min(deadline, MonotonicNow() + job_->peer_timeout());
   // It may have to free this trainer's old seat first.
   const auto of_call = [&] {
     return std::clamp(deadline - MonotonicNow(), kAway, std::max(until - MonotonicNow(), kFrees));
   };
-  return CallAgain(retained, until - MonotonicNow(), [&] { return TakeSeat(of_call()); });
+  return CallAgain(*job_, rank_, until - MonotonicNow(), [&] { return TakeSeat(of_call()); });
 }
 
 void ConnectedPulling::Leave() {
@@ -149,8 +147,7 @@ absl::Status ConnectedPulling::Push(const v1::FinishedSlot& finished, uint64_t s
 absl::StatusOr<Step> ConnectedPulling::AwaitWeights(absl::Duration timeout) {
   const absl::Time deadline = MonotonicNow() + std::max(timeout, job_->options().call_timeout);
   ASSIGN_OR_RETURN(const Step committed, AwaitCommittedStep(*job_, rank_, timeout));
-  const bool retained = job_->members()[rank_.value()].kept();
-  RETURN_IF_ERROR(CallAgain(retained, job_->peer_timeout(), [&] { return PullAny(committed, deadline); }));
+  RETURN_IF_ERROR(CallAgain(*job_, rank_, job_->peer_timeout(), [&] { return PullAny(committed, deadline); }));
   return weights_of_;
 }
 
@@ -211,7 +208,6 @@ absl::Status ConnectedPulling::Fetch(int bucket, bool, absl::Duration timeout) {
   }
   RETURN_IF_ERROR(GuardWeights(bucket, /*accessible=*/true));
   const absl::Time deadline = MonotonicNow() + timeout;
-  const bool retained = job_->members()[rank_.value()].kept();
   const Step before = weights_of_;
   used_.insert(bucket);
   weights_of_ = Step(-1);
@@ -219,7 +215,7 @@ absl::Status ConnectedPulling::Fetch(int bucket, bool, absl::Duration timeout) {
     RETURN_IF_ERROR(PullUntil([&] { return weights_of_.value() >= 0; }, before, deadline));
     return true;
   };
-  const absl::Status status = CallAgain(retained, job_->peer_timeout(), pull).status();
+  const absl::Status status = CallAgain(*job_, rank_, job_->peer_timeout(), pull).status();
   if (!status.ok()) used_.erase(bucket);
   return status;
 }

@@ -74,8 +74,7 @@ class ConnectedSession final : public Session {
         if (!absl::IsDeadlineExceeded(reply.status())) return reply;
         return absl::UnavailableError(reply.status().message());  // it may be starting
       };
-      const absl::StatusOr<v1::GetStatusReply> status =
-          CallAgain(job_->members()[rank].kept(), job_->peer_timeout(), ask);
+      const absl::StatusOr<v1::GetStatusReply> status = CallAgain(*job_, Rank(rank), job_->peer_timeout(), ask);
       if (!status.ok()) return absl::UnavailableError(absl::StrCat("no answer: ", status.status().message()));
       for (const v1::GetStatusReply::Job& job : status->jobs()) {
         if (job.name() == job_->spec().name && !job.error().empty()) return absl::UnavailableError(job.error());
@@ -85,7 +84,10 @@ class ConnectedSession final : public Session {
   }
 
   bool AnyComesBack() const {
-    return std::any_of(job_->members().begin(), job_->members().end(), [](const v1::Member& m) { return m.kept(); });
+    for (int rank = 0; rank < job_->plan().num_ranks(); ++rank) {
+      if (job_->MayComeBack(Rank(rank))) return true;
+    }
+    return false;
   }
 
   // What fails because a worker is away that comes back is repeated until it is there.

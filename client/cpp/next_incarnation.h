@@ -1,5 +1,5 @@
-// CallAgain: calls to a worker that a node starts again when it dies (Member.kept): what fails because it is away is
-// repeated until it is back.
+// CallAgainWhile: what fails because somebody is away is repeated until it is back. Of a job's members: CallAgain
+// (client.h).
 #pragma once
 
 #include <algorithm>
@@ -45,12 +45,6 @@ auto CallAgainWhile(const May& may_again, absl::Duration patience, Call call) ->
     if (!absl::IsUnavailable(StatusOf(result)) || !may_again() || MonotonicNow() >= until) return result;
     Pause(absl::Milliseconds(10));
   }
-}
-
-// Once, if the worker is not `retained`.
-template <typename Call>
-auto CallAgain(bool retained, absl::Duration patience, Call call) -> decltype(call()) {
-  return CallAgainWhile([retained] { return retained; }, patience, std::move(call));
 }
 
 }  // namespace shardmesh

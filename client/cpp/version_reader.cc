@@ -86,8 +86,7 @@ absl::StatusOr<std::unique_ptr<VersionReader>> VersionReader::Open(Client client
   if (options.way != ReaderOptions::Way::kPulled) {
     const auto any = static_cast<int>(absl::ToUnixMicros(MonotonicNow()) % 1024);
     ASSIGN_OR_RETURN(const Rank rank, RankToAttachTo(*job, any));
-    link = CallAgain(job->members()[rank.value()].kept(), job->peer_timeout(),
-                     [&] { return ReaderLink::Attach(job, rank, options.ttl); });
+    link = CallAgain(*job, rank, job->peer_timeout(), [&] { return ReaderLink::Attach(job, rank, options.ttl); });
     if (link.ok()) {
       return std::make_unique<AttachedReader>(std::move(client), std::move(job), *std::move(link), std::move(options));
     }

@@ -77,7 +77,7 @@ v1::AcquireLeaseRequest LeaseRequest(const VersionChoice& choice, absl::Duration
 // may be made twice.
 template <typename Call>
 auto AskWorker(const Job& job, Rank rank, absl::Duration timeout, Call call) {
-  return CallAgain(job.members()[rank.value()].kept(), std::min(job.peer_timeout(), timeout), std::move(call));
+  return CallAgain(job, rank, std::min(job.peer_timeout(), timeout), std::move(call));
 }
 
 // Publishes the committed step; (epoch, step).

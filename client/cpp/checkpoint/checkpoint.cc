@@ -204,7 +204,7 @@ absl::Status UseShards(Job& job, uint64_t load_id, absl::Duration timeout) {
   use.set_epoch(job.epoch().value());
   use.set_load_id(load_id);
   const auto tell = [&](Rank rank) {
-    return CallAgain(job.members()[rank.value()].kept(), job.peer_timeout(),
+    return CallAgain(job, rank, job.peer_timeout(),
                      [&] { return job.worker(rank).UseLoaded(use, job.options().call_timeout); })
         .status();
   };
