@@ -2,13 +2,13 @@
 // one that a test walks thread by thread.
 //
 // A `Block` has: Opened(args), whether the gate let it through; Each(f), f(thread, num_threads) by every thread;
-// Threads(f), the same and then a barrier; FirstWarp(f), f(thread) by the first 32 threads, which then wait for each
-// other; StepRun(memory, meanwhile), the tiles of memory->run by all its threads and then a barrier; LoadAcquire and
-// StoreRelease of a word, at system scope; GoesOn(), always true on a device. Everything outside Each, Threads and
-// FirstWarp is the same for all threads.
+// Threads(f), the same and then a barrier; OneWarp(f), f(thread) by 32 of the threads, which then wait for each other;
+// kTeller, the thread that writes progress words; Ask(address), which is about to be read; StepRun(memory, tell, next),
+// the tiles of memory->run by all its threads and then a barrier; LoadAcquire and StoreRelease of a word, at system
+// scope; GoesOn(), always true on a device. Everything outside Each, Threads and OneWarp is the same for all threads.
 //
-// StepRun calls meanwhile() when its first tiles are on their way: what some threads do there, the others do not wait
-// for. There is a barrier between that and the first write to what others than the block see.
+// StepRun calls tell() and then next() beside the tiles, perhaps by some threads alone, with those of OneWarp and
+// kTeller among them. There is a barrier between tell() and the first write to what others than the block see.
 #pragma once
 
 #include "kernels/cuda/fused_pass.h"
@@ -43,14 +43,26 @@ SHARDMESH_RULE void CopyWords(const Value& from, Value* to, int thread, int num_
   }
 }
 
+// PartLayout::BytesOf, without a division where it can be.
+SHARDMESH_RULE int64_t BytesAt(const PartLayout& part, int64_t element) {
+  const auto elements = static_cast<uint64_t>(part.elements);
+  if ((elements & (elements - 1)) != 0) return part.BytesOf(element);
+#ifdef __CUDA_ARCH__
+  const int power = __ffsll(static_cast<long long>(elements)) - 1;
+#else
+  const int power = __builtin_ctzll(elements);
+#endif
+  return ((element + part.elements - 1) >> power) * part.bytes;
+}
+
 // Where a run's part of a stream lies, as placed by `parity`. Parts that do not exist are null.
 SHARDMESH_RULE StoredRun StoredAt(const PassStep& step, const PassRange& range, int state_plus_one, int parity,
                                   int64_t offset) {
   const int64_t element = range.base[parity] + offset;
   StoredRun at;
   const int codes = state_plus_one, extra = state_plus_one + kPassStreams / 2;
-  if (step.parts[codes].bytes > 0) at.codes = range.streams[codes] + step.parts[codes].BytesOf(element);
-  if (step.parts[extra].bytes > 0) at.extra = range.streams[extra] + step.parts[extra].BytesOf(element);
+  if (step.parts[codes].bytes > 0) at.codes = range.streams[codes] + BytesAt(step.parts[codes], element);
+  if (step.parts[extra].bytes > 0) at.extra = range.streams[extra] + BytesAt(step.parts[extra], element);
   return at;
 }
 
@@ -126,14 +138,14 @@ SHARDMESH_RULE void GoOn(const PassArgs& args, const PassStep& step, const PassR
   to->end = end;
 }
 
-// The run behind that of `from`; by the first warp.
+// The run behind that of `from`; by one warp.
 template <class Block>
 SHARDMESH_RULE void SetNext(const PassArgs& args, const PassRange& range, const PassMemory& from, PassMemory* to,
                             Block& block) {
-  block.FirstWarp([&](int thread) {
+  block.OneWarp([&](int thread) {
     if (thread == 0) GoOn(args, *StepOf(args, range), range, from, to);
   });
-  block.FirstWarp([&](int thread) {
+  block.OneWarp([&](int thread) {
     if (to->there == 0) return;
     const PassOptimizer* const groups = StepOf(args, range)->groups;
     const int32_t group = args.runs[to->index].group;
@@ -141,13 +153,25 @@ SHARDMESH_RULE void SetNext(const PassArgs& args, const PassRange& range, const 
     CopyWords(groups[group].context, &to->context, thread, 32);
     CopyWords(groups[group].plan, &to->plan, thread, 32);
   });
-  block.FirstWarp([&](int thread) {
+  block.OneWarp([&](int thread) {
     if (to->there == 0) return;
     const PassStep& step = *StepOf(args, range);
     const PassChunkRun& run = args.runs[to->index];
     if (thread == 31) to->group = run.group;
     const bool writes = ChunkBehind(step, range, to->done) % step.share_count == step.share_index;
     SetStepRun(step, range, run, writes, to, thread);
+  });
+}
+
+// Asks for a range's runs; by one warp.
+template <class Block>
+SHARDMESH_RULE void AskForRuns(const PassArgs& args, const PassRange& range, Block& block) {
+  block.OneWarp([&](int thread) {
+    const int32_t* const first = args.first_runs + range.first_chunk;
+    const auto* const begin = reinterpret_cast<const uint8_t*>(args.runs + first[0]);
+    const auto* const end = reinterpret_cast<const uint8_t*>(args.runs + first[range.num_chunks]);
+    constexpr int kLine = 128;
+    for (const uint8_t* at = begin + thread * kLine; at < end; at += 32 * kLine) block.Ask(at);
   });
 }
 
@@ -182,17 +206,18 @@ SHARDMESH_RULE void StepPassRange(const PassArgs& args, int index, PassMemory (&
   });
   fused_pass::SetNext(args, range, memories[1], &memories[0], block);
   block.Threads([](int, int) {});
+  fused_pass::AskForRuns(args, range, block);
   const auto tell = [&](int32_t chunks) {
-    block.Each([&](int thread, int) {  // of the second warp: the first one has more to do meanwhile
-      if (thread == 32) block.StoreRelease(range.progress, PassWord(seq, chunks));
+    block.Each([&](int thread, int) {
+      if (thread == block.kTeller) block.StoreRelease(range.progress, PassWord(seq, chunks));
     });
   };
   for (int now = 0; memories[now].there != 0 && block.GoesOn(); now = 1 - now) {
     PassMemory& memory = memories[now];
-    block.StepRun(&memory, [&] {
+    const auto tell_last = [&] {
       if (memory.told > 0) tell(memory.told);
-      fused_pass::SetNext(args, range, memory, &memories[1 - now], block);
-    });
+    };
+    block.StepRun(&memory, tell_last, [&] { fused_pass::SetNext(args, range, memory, &memories[1 - now], block); });
     if (fused_pass::StepOf(args, range)->has_scales == 0 || memory.run.num_copies == 0) continue;
     block.Threads([&](int thread, int num_threads) {
       fused_pass::CopyScales(*fused_pass::StepOf(args, range), args.runs[memory.index], memory, thread, num_threads);
@@ -221,7 +246,7 @@ SHARDMESH_RULE void SquarePassRange(const PassArgs& args, int index, PassMemory*
           memory->run.square_sums = step.square_sums + (range.bucket_begin + run.offset) / kTileElements;
         }
       });
-      block.StepRun(memory, [] {});
+      block.StepRun(memory, [] {}, [] {});
     }
   }
 }

@@ -13,8 +13,9 @@
 namespace shardmesh {
 namespace {
 
-constexpr int kWarps = 4;   // of a block
-constexpr int kBlocks = 8;  // of a multiprocessor: at most 64 registers a thread
+// Of a block: those that step tiles, and one more that tells progress and looks for the next run meanwhile.
+constexpr int kWarps = 4, kThreads = 32 * (kWarps + 1);
+constexpr int kBlocks = 6;  // of a multiprocessor: at most 64 registers a thread
 
 struct DeviceMachine {
   using Word = cuda::atomic_ref<uint64_t, cuda::thread_scope_system>;
@@ -39,12 +40,19 @@ struct DeviceMachine {
   }
 };
 
-// What the blocks of all kinds have.
+// What the blocks of all kinds have. `kFirst`: the first thread of OneWarp.
+template <int kFirst, int kTells>
 struct DeviceBlock : DeviceMachine {
+  static constexpr int kTeller = kTells;
   __host__ __device__ bool Opened(const PassArgs& args) const {
     return args.verdict == nullptr || LoadAcquire(args.verdict) == args.opened;
   }
   __host__ __device__ bool GoesOn() const { return true; }
+  __host__ __device__ static void Ask(const void* address) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(address)));
+#endif
+  }
   __host__ __device__ static void Barrier() {
 #ifdef __CUDA_ARCH__
     __syncthreads();
@@ -62,37 +70,42 @@ struct DeviceBlock : DeviceMachine {
     Barrier();
   }
   template <class Body>
-  __host__ __device__ void FirstWarp(const Body& body) const {
+  __host__ __device__ void OneWarp(const Body& body) const {
 #ifdef __CUDA_ARCH__
-    if (threadIdx.x >= 32) return;
-    body(static_cast<int>(threadIdx.x));
+    if (threadIdx.x / 32 != kFirst / 32) return;
+    body(static_cast<int>(threadIdx.x) - kFirst);
     __syncwarp();
 #endif
   }
 };
 
-// A tile a warp.
+// A tile a warp, but for the last warp.
 template <class Body>
-struct WarpBlock : DeviceBlock {
+struct WarpBlock : DeviceBlock<kWarps * 32, kWarps * 32> {
+  static_assert(Body::kLanes == 32);
   typename Body::Memory* warps;
 
-  template <class Meanwhile>
-  __host__ __device__ void StepRun(PassMemory* memory, const Meanwhile& meanwhile) const {
+  template <class Tell, class Next>
+  __host__ __device__ void StepRun(PassMemory* memory, const Tell& tell, const Next& next) const {
 #ifdef __CUDA_ARCH__
-    const int warp = threadIdx.x / Body::kLanes, lane = threadIdx.x % Body::kLanes;
-    const int tiles = static_cast<int>((memory->run.num_elements + kTileElements - 1) / kTileElements);
-    int first = 0;
-    do {
-      // A warp behind the last tile finds no elements that are there: it reads nothing.
-      Body body(memory->context, memory->run, memory->plan, first + warp, &warps[warp], lane);
-      body.Phase(0);
-      if (first == 0) meanwhile();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp == kWarps) {
+      tell();
       __syncwarp();
-      Phases(body, 1, Body::kStorePhase);
-      Barrier();
-      if (first + warp < tiles) Phases(body, Body::kStorePhase, Body::kPhases);
-      first += kWarps;
-    } while (first < tiles);
+      asm volatile("bar.arrive 1, %0;" : : "n"(kThreads) : "memory");
+      next();
+    } else {
+      const int tiles = static_cast<int>((memory->run.num_elements + kTileElements - 1) / kTileElements);
+      int first = 0;
+      do {
+        // A warp behind the last tile finds no elements that are there: it reads nothing.
+        Body body(memory->context, memory->run, memory->plan, first + warp, &warps[warp], lane);
+        Phases(body, 0, Body::kStorePhase);
+        if (first == 0) asm volatile("bar.sync 1, %0;" : : "n"(kThreads) : "memory");
+        if (first + warp < tiles) Phases(body, Body::kStorePhase, Body::kPhases);
+        first += kWarps;
+      } while (first < tiles);
+    }
 #endif
     Barrier();
   }
@@ -110,12 +123,13 @@ struct WarpBlock : DeviceBlock {
 };
 
 // A tile the block.
-struct TileBlock : DeviceBlock {
+struct TileBlock : DeviceBlock<0, 32> {  // the first warp has more to do than to tell
   RowMemory* rows;
 
-  template <class Meanwhile>
-  __host__ __device__ void StepRun(PassMemory* memory, const Meanwhile& meanwhile) const {
-    meanwhile();
+  template <class Tell, class Next>
+  __host__ __device__ void StepRun(PassMemory* memory, const Tell& tell, const Next& next) const {
+    tell();
+    next();
     Barrier();
 #ifdef __CUDA_ARCH__
     if (memory->context.weights == WeightFormat::kInt8Row) {
@@ -148,7 +162,7 @@ struct Bytes {
 };
 
 template <class Body>
-__global__ void __launch_bounds__(kWarps* Body::kLanes, kBlocks) PassWarpKernel(const __grid_constant__ PassArgs args) {
+__global__ void __launch_bounds__(kThreads, kBlocks) PassWarpKernel(const __grid_constant__ PassArgs args) {
   __shared__ Bytes<PassMemory[2]> memories;
   __shared__ typename Body::Memory warps[kWarps];
   WarpBlock<Body> block;
@@ -164,7 +178,7 @@ __global__ void __launch_bounds__(kTileElements) PassTileKernel(const __grid_con
   StepPassRange(args, static_cast<int>(blockIdx.x), *memories.get(), block);
 }
 
-__global__ void __launch_bounds__(kWarps* SquaresBody::kLanes) PassSquaresKernel(const __grid_constant__ PassArgs args) {
+__global__ void __launch_bounds__(kThreads) PassSquaresKernel(const __grid_constant__ PassArgs args) {
   __shared__ Bytes<PassMemory> memory;
   __shared__ typename SquaresBody::Memory warps[kWarps];
   WarpBlock<SquaresBody> block;
@@ -202,7 +216,7 @@ const char* LaunchPassStep(const PassArgs& args, const OptimizerContext* warp, v
   } else {
     WithWarpBody(*warp, [&](auto tag) {
       using Body = typename decltype(tag)::Type;
-      PassWarpKernel<Body><<<args.num_ranges, kWarps * Body::kLanes, 0, in>>>(args);
+      PassWarpKernel<Body><<<args.num_ranges, kThreads, 0, in>>>(args);
     });
   }
   return LastError();
@@ -210,7 +224,7 @@ const char* LaunchPassStep(const PassArgs& args, const OptimizerContext* warp, v
 
 const char* LaunchPassSquares(const PassArgs& args, void* stream) {
   if (args.num_ranges == 0) return nullptr;
-  PassSquaresKernel<<<args.num_ranges, kWarps * SquaresBody::kLanes, 0, static_cast<cudaStream_t>(stream)>>>(args);
+  PassSquaresKernel<<<args.num_ranges, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(args);
   return LastError();
 }
 

@@ -28,12 +28,15 @@ struct HostMachine {
 
 class HostBlock : public HostMachine {
  public:
+  static constexpr int kTeller = 32;
+
   // `tiles_left`: how many more are stepped before the walk stops; counted down. Null: no end.
   HostBlock(int num_threads, int64_t* tiles_left) : num_threads_(num_threads), tiles_left_(tiles_left) {}
 
   bool Opened(const PassArgs& args) const {
     return args.verdict == nullptr || LoadAcquire(args.verdict) == args.opened;
   }
+  static void Ask(const void*) {}
   bool GoesOn() const { return tiles_left_ == nullptr || *tiles_left_ > 0; }
   template <class Body>
   void Each(const Body& body) {
@@ -44,7 +47,7 @@ class HostBlock : public HostMachine {
     Each(body);
   }
   template <class Body>
-  void FirstWarp(const Body& body) {
+  void OneWarp(const Body& body) {
     ForThreads(32, body);
   }
 
@@ -82,8 +85,8 @@ class HostWarpBlock : public HostBlock {
  public:
   explicit HostWarpBlock(int64_t* tiles_left = nullptr)
       : HostBlock(kWarps * Body::kLanes, tiles_left), warps_(std::make_unique<typename Body::Memory[]>(kWarps)) {}
-  template <class Meanwhile>
-  void StepRun(PassMemory* memory, const Meanwhile& meanwhile) {
+  template <class Tell, class Next>
+  void StepRun(PassMemory* memory, const Tell& tell, const Next& next) {
     const int64_t tiles = (memory->run.num_elements + kTileElements - 1) / kTileElements;
     for (int64_t first = 0; first < tiles; first += kWarps) {
       std::vector<Body> lanes;
@@ -99,7 +102,10 @@ class HostWarpBlock : public HostBlock {
                    [&](int64_t phase, int lane) { lanes[warp * Body::kLanes + lane].Phase(static_cast<int>(phase)); });
       };
       for (int warp = kWarps - 1; warp >= 0; --warp) walk(warp, 0, 1);
-      if (first == 0) meanwhile();
+      if (first == 0) {
+        tell();
+        next();
+      }
       for (int warp = kWarps - 1; warp >= 0; --warp) walk(warp, 1, Body::kStorePhase);
       for (int warp = kWarps - 1; warp >= 0; --warp) {
         if (first + warp >= tiles || !GoesOn()) continue;
@@ -120,9 +126,10 @@ class HostTileBlock : public HostBlock {
       : HostBlock(kTileElements, tiles_left), rows_(std::make_unique<RowMemory>()) {
     std::memset(static_cast<void*>(rows_.get()), 0xFF, sizeof(*rows_));
   }
-  template <class Meanwhile>
-  void StepRun(PassMemory* memory, const Meanwhile& meanwhile) {
-    meanwhile();
+  template <class Tell, class Next>
+  void StepRun(PassMemory* memory, const Tell& tell, const Next& next) {
+    tell();
+    next();
     if (memory->context.weights == WeightFormat::kInt8Row) {
       for (int64_t unit = 0; unit < RowUnits(memory->run) && GoesOn(); ++unit) {
         RowBody body(memory->context, memory->run, memory->plan, unit, rows_.get());

@@ -5,6 +5,8 @@
 // included: one multiplication by a power of two takes one to the other. It is exact because subnormals are kept.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/cuda/warp_pieces.h"
 #include "kernels/tile/states.h"
 
@@ -49,6 +51,19 @@ SHARDMESH_RULE void DecodeFp8(uint32_t word, float (&to)[4]) {
     }
   } else
 #endif
+#ifdef __CUDA_ARCH__
+  if constexpr (std::is_same_v<typename Code::Mini, UE5M3>) {
+    // The upper bytes of half floats, but for the sign that those have.
+    const uint32_t pairs[2] = {Bytes<0x1404>(word, 0) >> 1, Bytes<0x3424>(word, 0) >> 1};
+    SHARDMESH_UNROLL_WHOLE
+    for (int p = 0; p < 2; ++p) {
+      asm("{\n .reg .b32 kept;\n .reg .b16 low, high;\n min.f16x2 kept, %2, %3;\n mov.b32 {low, high}, kept;\n"
+          " cvt.f32.f16 %0, low;\n cvt.f32.f16 %1, high;\n}"
+          : "=f"(to[2 * p]), "=f"(to[2 * p + 1])
+          : "r"(pairs[p]), "r"(0x7B807B80u));  // the largest, twice
+    }
+  } else
+#endif
   {
     SHARDMESH_UNROLL_WHOLE
     for (int k = 0; k < 4; ++k) to[k] = DecodeFp8At<typename Code::Mini, kSigned>(word, k);
@@ -71,6 +86,28 @@ SHARDMESH_RULE uint32_t EncodeFp8Sr(float y, float draw) {
   const float cut = FloatOfBits(FloatBits(kept) & 0xFFFF0000u) * PowerOfTwo(Mini::kBias - 127);
 #endif
   return MaxInt(MinInt(FloatBits(y), 1u), FloatBits(cut) >> (23 - Mini::kMantissa));
+}
+
+// The same of four in a word, where the shortest way is right: over their scale they are normal numbers of the code,
+// and none is above its largest. `x`: not over their scale yet, whose inverse is a power of two. `words`: with the
+// draws in their lower or upper halves. A float's bits and the draw add up to the code's, with a carry where the draw
+// takes the number to the next power of two.
+template <class Mini>
+SHARDMESH_RULE bool AreNormal(const float (&x)[4], float scale) {
+  const float least = scale * PowerOfTwo(1 - Mini::kBias);
+  bool normal = true;
+  for (int k = 0; k < 4; ++k) normal &= x[k] >= least;  // a NaN is not
+  return normal;
+}
+template <class Mini>
+SHARDMESH_RULE uint32_t EncodeNormalSr(const float (&x)[4], float inverse, const uint32_t (&words)[4], bool upper) {
+  static_assert(!Mini::kSigned && Mini::kMantissa == 3);
+  constexpr uint32_t kOne = 0x3F800000u, kMoved = uint32_t{127 - Mini::kBias} << 23;
+  const uint32_t power = (FloatBits(inverse) - kOne - kMoved) << 4;
+  uint32_t moved[4];
+  SHARDMESH_UNROLL_WHOLE
+  for (int k = 0; k < 4; ++k) moved[k] = (FloatBits(x[k]) << 4) + HalfWithin(words[k], upper, power);
+  return BytesOfFour<3>(moved);
 }
 
 // Four codes in a word; Code::Encode of each, where it needs no draws.

@@ -67,24 +67,25 @@ SHARDMESH_RULE Four Sqrt(const Four& a) {
   return Four::Each([&](int k) { return Sqrt(a.x[k]); });
 }
 
-// As Sqrt: two corrections by exact remainders. They are exact where dividend and quotient are far from the smallest
-// and the largest numbers.
+// As Sqrt: two corrections by exact remainders. They are exact where divisor and quotient are far from the smallest
+// numbers.
 SHARDMESH_RULE Four Divide(const Four& a, const Four& b) {
 #ifdef __CUDA_ARCH__
   bool right = true;
+  float inverses = 0;
   Four quotient;
   SHARDMESH_UNROLL_WHOLE
   for (int k = 0; k < 4; ++k) {
     float inverse;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b.x[k]));
+    inverses += fabsf(inverse);
     inverse = __fmaf_rn(inverse, __fmaf_rn(-b.x[k], inverse, 1.0f), inverse);
     float q = a.x[k] * inverse;
     q = __fmaf_rn(inverse, __fmaf_rn(-b.x[k], q, a.x[k]), q);
     quotient.x[k] = __fmaf_rn(inverse, __fmaf_rn(-b.x[k], q, a.x[k]), q);
-    right &= fabsf(a.x[k]) >= 0x1p-90f;
-    right &= fabsf(quotient.x[k]) >= 0x1p-60f;
-    right &= fabsf(quotient.x[k]) <= 0x1p60f;
+    right &= fabsf(quotient.x[k]) >= 0x1p-60f;  // what is too large becomes a NaN on the way
   }
+  right &= inverses <= 0x1p40f;
   if (right) return quotient;
 #endif
   return Four::Each([&](int k) { return Divide(a.x[k], b.x[k]); });
@@ -99,7 +100,8 @@ SHARDMESH_RULE float LargerMagnitude(float largest, float x) {
 #endif
 }
 
-// A load or store of 4, 8 or 16 bytes of a stream, of whatever lies there. A stream passes by once: caches keep others.
+// A load or store of 4, 8 or 16 bytes of a stream, of whatever lies there. Hints that a stream passes by once made it
+// slower.
 template <int kBytes>
 struct __attribute__((may_alias, aligned(kBytes))) WideWords {
   uint32_t words[kBytes / 4];
@@ -108,13 +110,13 @@ template <int kBytes>
 SHARDMESH_RULE WideWords<kBytes> LoadWide(const uint8_t* from) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
 #ifdef __CUDA_ARCH__
-  if constexpr (kBytes == 4) return {{__ldcs(reinterpret_cast<const uint32_t*>(from))}};
+  if constexpr (kBytes == 4) return {{__ldca(reinterpret_cast<const uint32_t*>(from))}};
   if constexpr (kBytes == 8) {
-    const uint2 wide = __ldcs(reinterpret_cast<const uint2*>(from));
+    const uint2 wide = __ldca(reinterpret_cast<const uint2*>(from));
     return {{wide.x, wide.y}};
   }
   if constexpr (kBytes == 16) {
-    const uint4 wide = __ldcs(reinterpret_cast<const uint4*>(from));
+    const uint4 wide = __ldca(reinterpret_cast<const uint4*>(from));
     return {{wide.x, wide.y, wide.z, wide.w}};
   }
 #else
@@ -124,10 +126,10 @@ SHARDMESH_RULE WideWords<kBytes> LoadWide(const uint8_t* from) {
 template <int kBytes>
 SHARDMESH_RULE void StoreWide(const WideWords<kBytes>& wide, uint8_t* to) {
 #ifdef __CUDA_ARCH__
-  if constexpr (kBytes == 4) __stcs(reinterpret_cast<uint32_t*>(to), wide.words[0]);
-  if constexpr (kBytes == 8) __stcs(reinterpret_cast<uint2*>(to), make_uint2(wide.words[0], wide.words[1]));
+  if constexpr (kBytes == 4) __stwb(reinterpret_cast<uint32_t*>(to), wide.words[0]);
+  if constexpr (kBytes == 8) __stwb(reinterpret_cast<uint2*>(to), make_uint2(wide.words[0], wide.words[1]));
   if constexpr (kBytes == 16) {
-    __stcs(reinterpret_cast<uint4*>(to), make_uint4(wide.words[0], wide.words[1], wide.words[2], wide.words[3]));
+    __stwb(reinterpret_cast<uint4*>(to), make_uint4(wide.words[0], wide.words[1], wide.words[2], wide.words[3]));
   }
 #else
   *reinterpret_cast<WideWords<kBytes>*>(to) = wide;
@@ -169,6 +171,15 @@ SHARDMESH_RULE void AwaitCopies() {
 #endif
 }
 
+// Asks for some bytes, a line each of 32 threads, which are read later.
+SHARDMESH_RULE void AskFor(const void* from, int bytes, int lane) {
+#ifdef __CUDA_ARCH__
+  constexpr int kLine = 128;
+  const auto* line = static_cast<const uint8_t*>(from) + lane * kLine;
+  if (lane * kLine < bytes) asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(line)));
+#endif
+}
+
 // A compiler that knows what a condition is made of asks for all of it again wherever it is used.
 SHARDMESH_RULE bool Opaque(bool condition) {
 #ifdef __CUDA_ARCH__
@@ -180,21 +191,56 @@ SHARDMESH_RULE bool Opaque(bool condition) {
 #endif
 }
 
-// The upper halves of two words in one, the first word's below.
-SHARDMESH_RULE uint32_t UpperHalves(uint32_t first, uint32_t second) {
+// Four bytes of two words in one. A digit of the selector for each: which of the eight, those of `first` below; 8 more:
+// that one's sign, eight times.
+template <uint32_t kSelector>
+SHARDMESH_RULE uint32_t Bytes(uint32_t first, uint32_t second) {
 #ifdef __CUDA_ARCH__
-  return __byte_perm(first, second, 0x7632);
+  uint32_t word;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(word) : "r"(first), "r"(second), "n"(kSelector));
+  return word;
 #else
-  return first >> 16 | (second & 0xFFFF0000u);
+  const uint64_t both = first | uint64_t{second} << 32;
+  uint32_t word = 0;
+  for (int b = 0; b < 4; ++b) {
+    const uint32_t digit = kSelector >> (4 * b) & 15u;
+    const auto byte = static_cast<uint8_t>(both >> (8 * (digit & 7u)));
+    word |= uint32_t{digit < 8 ? byte : byte < 0x80 ? uint8_t{0} : uint8_t{0xFF}} << (8 * b);
+  }
+  return word;
 #endif
 }
+// The same by one of two selectors, for the lower or the upper half of a word.
+template <uint32_t kLower, uint32_t kUpper>
+SHARDMESH_RULE uint32_t BytesOfHalf(uint32_t word, bool upper, uint32_t second) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(word, second, upper ? kUpper : kLower);
+#else
+  return upper ? Bytes<kUpper>(word, second) : Bytes<kLower>(word, second);
+#endif
+}
+
+// The upper halves of two words in one, the first word's below.
+SHARDMESH_RULE uint32_t UpperHalves(uint32_t first, uint32_t second) { return Bytes<0x7632>(first, second); }
 // The lower or the upper half of a word, below `above`, whose lower half is 0.
 SHARDMESH_RULE uint32_t HalfBelow(uint32_t word, bool upper, uint32_t above) {
-#ifdef __CUDA_ARCH__
-  return __byte_perm(word, above, upper ? 0x7632 : 0x7610);
-#else
-  return (upper ? word >> 16 : word & 0xFFFFu) | above;
-#endif
+  return BytesOfHalf<0x7610, 0x7632>(word, upper, above);
+}
+// The lower or the upper half of a word, between the lowest and the highest byte of `around`.
+SHARDMESH_RULE uint32_t HalfWithin(uint32_t word, bool upper, uint32_t around) {
+  return BytesOfHalf<0x7104, 0x7324>(word, upper, around);
+}
+// The lowest byte of the lower or the upper half of a word.
+SHARDMESH_RULE uint32_t ByteOfHalf(uint32_t word, bool upper) { return BytesOfHalf<0x4440, 0x4442>(word, upper, 0); }
+// Byte `kByte` of each of four words.
+template <uint32_t kByte>
+SHARDMESH_RULE uint32_t BytesOfFour(const uint32_t (&words)[4]) {
+  constexpr uint32_t kTwo = (kByte + 4) << 4 | kByte;
+  return Bytes<0x5410>(Bytes<kTwo>(words[0], words[1]), Bytes<kTwo>(words[2], words[3]));
+}
+// The bf16 numbers of two words.
+SHARDMESH_RULE Four Bf16sOf(const uint32_t (&pairs)[2]) {
+  return Four::Each([&](int k) { return FloatOfBits(k % 2 == 0 ? pairs[k / 2] << 16 : pairs[k / 2] & 0xFFFF0000u); });
 }
 
 // Bytes of an element's code and of its remainder.

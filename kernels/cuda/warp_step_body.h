@@ -46,7 +46,8 @@ inline const OptimizerContext* SharedWarpContext(absl::Span<const OptimizerConte
 // What the threads of a warp share.
 template <int kDraws>
 struct WarpMemory {
-  alignas(16) uint32_t draws[kDraws][kTileElements / 64][4][8];
+  // Of 64 elements: 32 words, and four that keep the groups' words in different banks.
+  alignas(16) uint32_t draws[kDraws][kTileElements / 64][36];
   // As it was copied or summed; then, where sums of squares are told, before clipping.
   alignas(16) float gradient[kTileElements];
   alignas(16) float largest[2][32];       // [state][lane]
@@ -115,6 +116,16 @@ class WarpBody {
     const auto* const slot = static_cast<const uint8_t*>(run_.gradients[0]) + FirstGradient() * (wide ? 4 : 2);
     const bool direct = Opaque((static_cast<uint32_t>(run_.num_slots ^ 1) | Missing() | Low(slot) % 16) == 0);
     if (!direct) {
+      // The sum takes its time: what it does not read at once, and what is read behind it, is on its way meanwhile.
+      if (Missing() == 0) {
+        SHARDMESH_UNROLL_NOT
+        for (int g = 0; g < run_.num_slots; ++g) {
+          const auto* const tile = static_cast<const uint8_t*>(run_.gradients[g]) + FirstGradient() * (wide ? 4 : 2);
+          AskFor(tile, (wide ? 4 : 2) * kTileElements, lane_);
+        }
+        AskFor(CodesOf(run_.weights_in.codes), kCodeBytes<kWeights> * kTileElements, lane_);
+        for (int s = 0; s < 2; ++s) AskFor(StateOf(run_.states_in[s].codes), kStateTile, lane_);
+      }
       SumSlots<kInARow>(run_.gradients, run_.num_slots, wide, FirstGradient(), elements_, lane_, memory_->gradient);
     }
     halves_ = direct && !wide;
@@ -172,8 +183,7 @@ class WarpBody {
     Four sum;
     if (halves_) {
       const auto pairs = *reinterpret_cast<const WideWords<8>*>(Halves(p));
-      return Four::Each(
-          [&](int k) { return FloatOfBits(k % 2 == 0 ? pairs.words[k / 2] << 16 : pairs.words[k / 2] & 0xFFFF0000u); });
+      return Bf16sOf(pairs.words);
     }
     LoadShared(memory_->gradient + At(lane_, 4 * p), sum.x);
     return sum;
@@ -203,7 +213,7 @@ class WarpBody {
     uint32_t words[4] = {static_cast<uint32_t>(number), static_cast<uint32_t>(number >> 32), stream.tensor,
                          stream.step};
     WarpPhilox(stream.key, words);
-    for (int w = 0; w < 4; ++w) memory_->draws[of][lane_ / 8][w][lane_ % 8] = words[w];
+    for (int w = 0; w < 4; ++w) memory_->draws[of][lane_ / 8][8 * w + lane_ % 8] = words[w];
   }
 
   SHARDMESH_RULE void Update() {
@@ -220,9 +230,7 @@ class WarpBody {
     SHARDMESH_UNROLL_WHOLE
     for (int p = 0; p < 2; ++p) {
       Four gradient = GradientOf(p) * Four(run_.divide_scale);
-      weights_[p] = Four::Each([&](int k) {
-        return StoredWeights<float, kWeights>::Load({codes.bytes, extra.bytes}, 4 * p + k);
-      });
+      weights_[p] = WeightsOf(codes, extra, p);
       states_[0][p] = Decoded<true>(stored[0].bytes, scales[0], p);
       states_[1][p] = Decoded<false>(stored[1].bytes, scales[1], p);
       if (run_.square_sums != nullptr) {
@@ -239,6 +247,27 @@ class WarpBody {
     }
     if constexpr (kQuantized) {
       for (int s = 0; s < 2; ++s) memory_->largest[s][lane_] = largest[s];
+    }
+  }
+
+  // Elements [4 p, 4 p + 4) of the weights: those of kernels/tile/weights.h, from words.
+  SHARDMESH_RULE static Four WeightsOf(const WeightCodes& codes, const WeightExtra& extra, int p) {
+    if constexpr (kWeights == WeightFormat::kFp32 || kWeights == WeightFormat::kBf16Plus16) {
+      return Four::Each(
+          [&](int k) { return StoredWeights<float, kWeights>::Load({codes.bytes, extra.bytes}, 4 * p + k); });
+    } else {
+      uint32_t pairs[2];
+      memcpy(pairs, codes.bytes + 8 * p, sizeof(pairs));
+      const Four upper = Bf16sOf(pairs);
+      if constexpr (kWeights != WeightFormat::kBf16Plus8Sr) return upper;
+      if constexpr (kWeights == WeightFormat::kBf16Plus8Sr) {
+        uint32_t bytes;
+        memcpy(&bytes, extra.bytes + 4 * p, sizeof(bytes));
+        // A byte and its sign above zeros.
+        const uint32_t remainders[4] = {Bytes<0x8804>(bytes, 0), Bytes<0x9914>(bytes, 0), Bytes<0xAA24>(bytes, 0),
+                                        Bytes<0xBB34>(bytes, 0)};
+        return Four::Each([&](int k) { return FloatOfBits(FloatBits(upper.x[k]) + remainders[k]); });
+      }
     }
   }
 
@@ -318,7 +347,7 @@ class WarpBody {
   SHARDMESH_RULE DrawWords WordsOf(int of, int p) const {
     const int i = At(lane_, 4 * p);
     DrawWords four;
-    LoadShared(memory_->draws[of][i / 64][i % 64 / 8 % 4] + i % 8, four.words);
+    LoadShared(memory_->draws[of][i / 64] + i % 32, four.words);
     return four;
   }
   SHARDMESH_RULE bool IsUpper() const { return At(lane_, 0) % 64 >= 32; }  // the same for all eight
@@ -350,14 +379,13 @@ class WarpBody {
     for (int p = 0; p < 2; ++p) {
       if constexpr (kWeights == WeightFormat::kBf16Sr) {
         RoundBf16(weights_[p], 0, p, codes.bytes + 8 * p);
-        continue;
-      }
-      DrawWords draws = {};
-      if constexpr (NeedsDraws(kWeights)) draws = WordsOf(0, p);
-      SHARDMESH_UNROLL_WHOLE
-      for (int k = 0; k < 4; ++k) {
-        StoredWeights<float, kWeights>::Store(weights_[p].x[k], DrawOf(draws.words[k]), {codes.bytes, extra.bytes},
-                                              4 * p + k);
+      } else if constexpr (kWeights == WeightFormat::kBf16Plus8Sr) {
+        Split(weights_[p], p, codes, extra);
+      } else {
+        SHARDMESH_UNROLL_WHOLE
+        for (int k = 0; k < 4; ++k) {
+          StoredWeights<float, kWeights>::Store(weights_[p].x[k], 0u, {codes.bytes, extra.bytes}, 4 * p + k);
+        }
       }
     }
     if (run_.changed != nullptr && !codes.IsIn(CodesOf(run_.weights_in.codes), lane_, elements_)) {
@@ -366,6 +394,31 @@ class WarpBody {
     Put(codes, CodesOf(run_.weights_out.codes));
     Put(extra, ExtraOf(run_.weights_out.extra));
     for (int c = 0; c < run_.num_copies; ++c) Put(codes, CodesOf(run_.copies[c]));
+  }
+
+  // SplitStochastic of elements [4 p, 4 p + 4). If all are finite the draw's carry is the one into the upper part.
+  SHARDMESH_RULE void Split(const Four& x, int p, WeightCodes& codes, WeightExtra& extra) const {
+    const DrawWords draws = WordsOf(0, p);
+    uint32_t sums[4], upper[4];  // the parts: the second byte, the upper half
+    bool finite = true;
+    SHARDMESH_UNROLL_WHOLE
+    for (int k = 0; k < 4; ++k) {
+      finite &= Abs(x.x[k]) < FloatOfBits(0x7F800000u);
+      sums[k] = FloatBits(x.x[k]) + ByteOfHalf(draws.words[k], IsUpper());
+      upper[k] = sums[k] + 0x8000u;
+    }
+    if (!finite) {
+      SHARDMESH_UNROLL_WHOLE
+      for (int k = 0; k < 4; ++k) {
+        const auto split = SplitStochastic(x.x[k], ByteOfHalf(draws.words[k], IsUpper()));
+        sums[k] = split.remainder << 8;
+        upper[k] = split.upper << 16;
+      }
+    }
+    const uint32_t bytes = BytesOfFour<1>(sums);
+    const uint32_t pairs[2] = {UpperHalves(upper[0], upper[1]), UpperHalves(upper[2], upper[3])};
+    memcpy(extra.bytes + 4 * p, &bytes, sizeof(bytes));
+    memcpy(codes.bytes + 8 * p, pairs, sizeof(pairs));
   }
 
   template <bool kSigned>
@@ -379,13 +432,23 @@ class WarpBody {
       for (int p = 0; p < 2; ++p) RoundBf16(states_[s][p], 1 + s, p, codes.bytes + 8 * p);
     } else {
       using C = Code<kSigned>;
-      const float scale = BlockScale<C>(Largest<C>(s));
+      const float largest = Largest<C>(s), scale = BlockScale<C>(largest);
       const float inverse = InverseOfScale<C>(scale);
       if (At(lane_, 0) % C::kBlock == 0 && At(lane_, 0) < elements_) {
         StoreScale<C>(scale, ScalesOf<C>(run_.states_out[s].extra), At(lane_, 0) / C::kBlock);
       }
       SHARDMESH_UNROLL_WHOLE
-      for (int p = 0; p < 2; ++p) Encode<C>(states_[s][p] * Four(inverse), p, codes);
+      for (int p = 0; p < 2; ++p) {
+        if constexpr (C::kStochastic) {
+          using Mini = typename C::Mini;
+          if (largest <= scale * Mini::kLargest && AreNormal<Mini>(states_[s][p].x, scale)) {
+            const uint32_t word = EncodeNormalSr<Mini>(states_[s][p].x, inverse, WordsOf(0, p).words, !IsUpper());
+            memcpy(codes.bytes + 4 * p, &word, sizeof(word));
+            continue;
+          }
+        }
+        Encode<C>(states_[s][p] * Four(inverse), p, codes);
+      }
     }
     Put(codes, StateOf(run_.states_out[s].codes));
   }
@@ -407,7 +470,8 @@ class WarpBody {
     if constexpr (kNibbles) {
       for (int b = 0; b < 2; ++b) codes.bytes[2 * p + b] = static_cast<uint8_t>(words[2 * b] << 4 | words[2 * b + 1]);
     } else {
-      for (int k = 0; k < 4; ++k) codes.bytes[4 * p + k] = static_cast<uint8_t>(words[k]);
+      const uint32_t word = BytesOfFour<0>(words);
+      memcpy(codes.bytes + 4 * p, &word, sizeof(word));
     }
   }
 
