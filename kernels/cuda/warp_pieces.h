@@ -91,7 +91,7 @@ SHARDMESH_RULE Four Divide(const Four& a, const Four& b) {
   return Four::Each([&](int k) { return Divide(a.x[k], b.x[k]); });
 }
 
-// The larger of `largest` and a magnitude, beside which a NaN is none.
+// The larger of `largest` and a magnitude; a NaN does not count.
 SHARDMESH_RULE float LargerMagnitude(float largest, float x) {
 #ifdef __CUDA_ARCH__
   return fmaxf(largest, fabsf(x));
@@ -149,7 +149,7 @@ SHARDMESH_RULE void StoreShared(const Word (&from)[4], Word* to) {
   *reinterpret_cast<WideWords<16>*>(to) = wide;
 }
 
-// 8 or 16 bytes of a stream into memory that threads share, while the thread goes on. AwaitCopies before they are read,
+// 8 or 16 bytes of a stream into memory that threads share, which the thread does not wait for. AwaitCopies before they are read,
 // by the same thread.
 template <int kBytes>
 SHARDMESH_RULE void CopyWide(const uint8_t* from, uint8_t* to) {
