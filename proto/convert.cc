@@ -329,6 +329,7 @@ absl::StatusOr<JobSpec> JobSpecFromProto(const v1::JobSpec& proto) {
   spec.slot_timeout_ms = proto.slot_timeout_ms() == 0 ? kDefaultSlotTimeoutMs : proto.slot_timeout_ms();
   spec.token_weights = proto.token_weights();
   ASSIGN_OR_RETURN(spec.on_loss, OnLossFromProto(proto.on_loss()));
+  if (proto.copies() != 0) spec.copies = proto.copies();
   return spec;
 }
 
@@ -369,6 +370,7 @@ v1::JobSpec ToProto(const JobSpec& spec) {
   proto.set_token_weights(spec.token_weights);
   // The default is unset, so that manifests of jobs without it have the text that they always had.
   if (spec.on_loss == OnLoss::kCheckpoint) proto.set_on_loss(v1::ON_LOSS_CHECKPOINT);
+  if (spec.copies != 1) proto.set_copies(spec.copies);
   return proto;
 }
 

@@ -212,7 +212,17 @@ absl::Status Validate(const v1::TransferRequest& request) {
   RETURN_IF_ERROR(CheckRange("rank", request.rank(), 0, kNoLimit));
   RETURN_IF_ERROR(CheckSecret(request.secret()));
   if (request.ending()) return absl::OkStatus();
+  if (request.has_kept()) {
+    RETURN_IF_ERROR(CheckRange("kept.rank", request.kept().rank(), 0, kNoLimit));
+    RETURN_IF_ERROR(CheckRange("kept.step", request.kept().step(), 0, kMaxStep));
+  }
   return CheckText("mesh", request.mesh(), kMaxMeetKeyBytes * kMaxMeshDims);
+}
+
+absl::Status Validate(const v1::CopyRequest& request) {
+  RETURN_IF_ERROR(CheckJobAndEpoch(request.job(), request.epoch()));
+  RETURN_IF_ERROR(CheckSecret(request.secret()));
+  return CheckRange("whole.step", request.whole().step(), 0, kMaxStep);
 }
 
 absl::Status Validate(const v1::SaveRequest& request) {

@@ -56,6 +56,7 @@ absl::Status Validate(const v1::AttachRequest& request);
 absl::Status Validate(const v1::DigestRequest& request);
 absl::Status Validate(const v1::MeetRequest& request);
 absl::Status Validate(const v1::TransferRequest& request);
+absl::Status Validate(const v1::CopyRequest& request);
 absl::Status Validate(const v1::SaveRequest& request);
 absl::Status Validate(const v1::LoadRequest& request);
 absl::Status Validate(const v1::UseLoadedRequest& request);

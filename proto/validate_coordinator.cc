@@ -87,6 +87,16 @@ absl::Status CheckResumed(const v1::JoinRequest& request) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCopies(const v1::KeptCopies& copies) {
+  RETURN_IF_ERROR(ValidateId("copies.job", copies.job()));
+  RETURN_IF_ERROR(CheckRange("copies.epoch", copies.epoch(), 1, kNoLimit));
+  RETURN_IF_ERROR(CheckRange("copies.rank", copies.rank(), 0, kNoLimit));
+  RETURN_IF_ERROR(CheckRange("copies.hosts", copies.hosts(), 1, kNoLimit));
+  RETURN_IF_ERROR(CheckText("copies.mesh", copies.mesh(), kMaxMeetKeyBytes * kMaxMeshDims));
+  RETURN_IF_ERROR(CheckRange("copies.step", copies.step(), 0, kMaxStep));
+  return CheckSecret(copies.secret());
+}
+
 }  // namespace
 
 absl::Status Validate(const v1::CreateJobRequest& request) {
@@ -167,6 +177,8 @@ absl::Status Validate(const v1::HeartbeatRequest& request) {
                           absl::StrCat("jobs[", i, "] ", QuotedField(request.jobs(i).job()), ": ", status.message()));
     }
   }
+  RETURN_IF_ERROR(CheckCount("copies", request.copies_size(), kMaxMemberStatuses));
+  for (const v1::KeptCopies& copies : request.copies()) RETURN_IF_ERROR(CheckCopies(copies));
   return absl::OkStatus();
 }
 

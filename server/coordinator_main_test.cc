@@ -145,7 +145,7 @@ TEST(CoordinatorMain, NewerStateFile_OneLineAndStatus1) {
   Child child({"--listen", "127.0.0.1:0", "--state", state, "--log-level", "error"});
   EXPECT_EQ(child.Wait(), 1);
   EXPECT_THAT(child.output(),
-              AllOf(HasSubstr("schema version 9"), HasSubstr("reads version 6"), HasSubstr("--state another file")));
+              AllOf(HasSubstr("schema version 9"), HasSubstr("reads version 7"), HasSubstr("--state another file")));
   EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
 }
 

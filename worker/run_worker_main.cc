@@ -10,6 +10,8 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <memory>
 #include <optional>
 
 #include "absl/strings/numbers.h"
@@ -25,6 +27,7 @@
 #include "core/base/device_name.h"
 #include "core/base/incarnation.h"
 #include "core/base/status.h"
+#include "core/base/sync.h"
 #include "local/process/host_id.h"
 #include "local/process/runtime_folder.h"
 #include "local/socket/socket.h"
@@ -263,6 +266,38 @@ absl::StatusOr<v1::JoinRequest> Identify(const Flags& flags, const std::string& 
   return identity;
 }
 
+// Connections to members that are asked again and again. Thread-safe.
+class Links {
+ public:
+  explicit Links(TlsOptions tls) : tls_(std::move(tls)) {}
+
+  absl::StatusOr<v1::FileProgress> Copy(const v1::Peer& to, const v1::CopyRequest& request, const ReportProgress& told,
+                                        absl::Duration timeout) {
+    ASSIGN_OR_RETURN(const std::shared_ptr<ShardTransport> link, Find(to));
+    absl::StatusOr<v1::FileProgress> last = link->Copy(request, told, timeout);
+    if (absl::IsUnavailable(last.status())) Forget(to);
+    return last;
+  }
+
+ private:
+  absl::StatusOr<std::shared_ptr<ShardTransport>> Find(const v1::Peer& to) {
+    MutexLock lock(mu_);
+    std::shared_ptr<ShardTransport>& link = links_[to.address()];
+    if (link == nullptr) {
+      ASSIGN_OR_RETURN(link, ShardTransport::Dial(MemberOf(to), tls_, kSilence));
+    }
+    return link;
+  }
+  void Forget(const v1::Peer& to) {
+    MutexLock lock(mu_);
+    links_.erase(to.address());
+  }
+
+  const TlsOptions tls_;
+  Mutex mu_;
+  std::map<std::string, std::shared_ptr<ShardTransport>> links_ ABSL_GUARDED_BY(mu_);
+};
+
 // How it reaches other workers: the lead of its job, and whoever has weights of an older epoch.
 void AddPeerCalls(const TlsOptions& tls, WorkerOptions& options) {
   options.meet = [tls](const v1::Peer& lead, const v1::MeetRequest& request,
@@ -274,6 +309,10 @@ void AddPeerCalls(const TlsOptions& tls, WorkerOptions& options) {
                            absl::Duration timeout) -> absl::StatusOr<v1::TransferHeader> {
     ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(from), tls, kSilence));
     return transport->Transfer(request, sink.begin, sink.data, timeout);
+  };
+  options.copy = [links = std::make_shared<Links>(tls)](const v1::Peer& to, const v1::CopyRequest& request,
+                                                        const ReportProgress& told, absl::Duration timeout) {
+    return links->Copy(to, request, told, timeout);
   };
 }
 

@@ -310,6 +310,10 @@ absl::Status JobSpec::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("prefetch_buckets is ", prefetch_buckets, "; it is 1 to ", kMaxPrefetchBuckets));
   }
+  if (copies < 1 || copies > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("copies is ", copies, "; it is 1, or 2: another host keeps each shard, too"));
+  }
   return ValidateSlotMode(*this);
 }
 
@@ -356,7 +360,7 @@ std::string Difference(const JobSpec& there, const JobSpec& here) {
       Differs("slot_timeout_ms", there.slot_timeout_ms, here.slot_timeout_ms, out) ||
       Differs("token_weights", there.token_weights ? "on" : "off", here.token_weights ? "on" : "off", out) ||
       Differs("on_loss", OnLossName(there.on_loss), OnLossName(here.on_loss), out) ||
-      ParametersDiffer(there, here, out)) {
+      Differs("copies", there.copies, here.copies, out) || ParametersDiffer(there, here, out)) {
     return out;
   }
   return out;

@@ -122,6 +122,9 @@ struct JobSpec {
   // sum is divided by the number of slots.
   bool token_weights = false;
   OnLoss on_loss = OnLoss::kFail;
+  // Of each shard, 1 or 2: with 2 another host, of a job on several, keeps its weights and states as they were after one
+  // of the last steps.
+  int copies = 1;
 
   // InvalidArgument or ResourceExhausted: the first wrong value, with its name and what would be right. What a topology
   // or another feature excludes is refused by CheckSupported (core/job/support.h).

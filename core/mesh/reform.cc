@@ -44,13 +44,17 @@ int64_t ReplicaDomains(const MeshSpec& mesh, int64_t hosts) {
   return hosts % replicas == 0 ? replicas : 1;
 }
 
-std::vector<int64_t> HostCounts(const MeshSpec& mesh) {
+int64_t CopyKeeper(int64_t rank, int64_t ranks, int64_t hosts) { return (rank + ranks / hosts) % ranks; }
+
+std::vector<int64_t> HostCounts(const MeshSpec& mesh, int copies) {
   std::vector<int64_t> counts;
+  const auto apart = [&](int64_t hosts) {
+    return std::max(ReplicaDomains(mesh, hosts), std::min<int64_t>(hosts, copies));
+  };
   for (int64_t count = 1; count <= mesh.NumRanks(); ++count) {
     if (mesh.NumRanks() % count == 0) counts.push_back(count);
   }
-  std::stable_sort(counts.begin(), counts.end(),
-                   [&](int64_t a, int64_t b) { return ReplicaDomains(mesh, a) > ReplicaDomains(mesh, b); });
+  std::stable_sort(counts.begin(), counts.end(), [&](int64_t a, int64_t b) { return apart(a) > apart(b); });
   return counts;
 }
 

@@ -26,9 +26,13 @@ MeshSpec WithReplicas(const MeshSpec& mesh, int64_t replicas);
 // shard. REQUIRES: hosts divides the number of ranks.
 int64_t ReplicaDomains(const MeshSpec& mesh, int64_t hosts);
 
-// The numbers of hosts that a job may be placed on, the best first: those with the most ReplicaDomains, and of these the
-// fewest hosts.
-std::vector<int64_t> HostCounts(const MeshSpec& mesh);
+// The numbers of hosts that a job with so many `copies` of each shard may be placed on, the best first: those with the
+// most ReplicaDomains, at least as many as copies where there are other hosts to keep them, and of these the fewest hosts.
+std::vector<int64_t> HostCounts(const MeshSpec& mesh, int copies);
+
+// The rank that keeps the copy of another one's shard (JobSpec::copies), of a job on so many hosts: at its place on the
+// next host. REQUIRES: hosts divides ranks.
+int64_t CopyKeeper(int64_t rank, int64_t ranks, int64_t hosts);
 
 // The shard that a rank of the mesh holds, as Plan::PlaceOf (core/job/plan.h). REQUIRES: 0 <= rank < mesh.NumRanks().
 int64_t ShardOf(const MeshSpec& mesh, int64_t rank);

@@ -118,11 +118,23 @@ TEST(ReplicaDomains, GroupsOfHosts_WithAReplicaOfEachShard) {
 }
 
 TEST(HostCounts, ReplicasApartFirst_ThenTheFewestHosts) {
-  const auto counts = [](const std::string& mesh) { return HostCounts(ParseMeshSpec(mesh).value()); };
+  const auto counts = [](const std::string& mesh, int copies = 1) {
+    return HostCounts(ParseMeshSpec(mesh).value(), copies);
+  };
   EXPECT_EQ(counts("ddp=2,fsdp=2"), (std::vector<int64_t>{2, 4, 1}));
   EXPECT_EQ(counts("ddp=4,fsdp=2"), (std::vector<int64_t>{4, 8, 2, 1}));
   EXPECT_EQ(counts("fsdp=4"), (std::vector<int64_t>{1, 2, 4}));
   EXPECT_EQ(counts("fsdp=2,ddp=2"), (std::vector<int64_t>{1, 2, 4}));
+  EXPECT_EQ(counts("fsdp=4", 2), (std::vector<int64_t>{2, 4, 1})) << "another host keeps the copies";
+  EXPECT_EQ(counts("ddp=4,fsdp=2", 2), (std::vector<int64_t>{4, 8, 2, 1}));
+  EXPECT_EQ(counts("fsdp=1", 2), (std::vector<int64_t>{1}));
+}
+
+TEST(CopyKeeper, IsAtTheSamePlaceOfTheNextHost) {
+  EXPECT_EQ(CopyKeeper(0, 6, 3), 2);
+  EXPECT_EQ(CopyKeeper(3, 6, 3), 5);
+  EXPECT_EQ(CopyKeeper(5, 6, 3), 1);
+  EXPECT_EQ(CopyKeeper(1, 2, 2), 0);
 }
 
 TEST(ShardOf, IsWhatThePlanSays) {

@@ -100,11 +100,12 @@ py::tuple Save(const BoundJob& job, const Text& root, int keep_last, Integer kee
 
 BoundJob Restore(const BoundClient& client, const Text& path, const Text& name, const Text& mesh, const Text& gather,
                  bool fit_mesh, double timeout, py::object progress, int64_t replaces_uid, const Text& residency,
-                 Integer bucket_elements, Integer prefetch_buckets, const Text& on_loss, bool record) {
+                 Integer bucket_elements, Integer prefetch_buckets, const Text& on_loss, Integer copies, bool record) {
   Told told(std::move(progress));
   RestoreOptions options{
       name.value,   mesh.value,      absl::Seconds(timeout), told.Listener(),        gather.value,  fit_mesh,
-      replaces_uid, residency.value, bucket_elements.value,  prefetch_buckets.value, on_loss.value, record};
+      replaces_uid, residency.value, bucket_elements.value,  prefetch_buckets.value, on_loss.value, copies.value,
+      record};
   const auto restore = [service = *client.service, path = path.value, options]() {
     Client opener = service.client(options.timeout);
     return RestoreCheckpoint(opener, path, options);
@@ -123,7 +124,7 @@ void BindCheckpoint(py::module_& module, py::class_<BoundClient>& client, py::cl
   client.def("restore", &Restore, py::arg("path"), py::arg("name"), py::arg("mesh"), py::arg("gather"),
              py::arg("fit_mesh"), py::arg("timeout"), py::arg("progress"), py::arg("replaces_uid"),
              py::arg("residency"), py::arg("bucket_elements"), py::arg("prefetch_buckets"), py::arg("on_loss"),
-             py::arg("record"));
+             py::arg("copies"), py::arg("record"));
 }
 
 }  // namespace shardmesh::python

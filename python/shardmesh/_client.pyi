@@ -26,7 +26,7 @@ class Client:
     def restore(
         self, path: str, name: str, mesh: str, gather: str, fit_mesh: bool, timeout: float, progress: _Progress,
         replaces_uid: int, residency: str, bucket_elements: int, prefetch_buckets: int, on_loss: str,
-        record: bool,
+        copies: int, record: bool,
     ) -> Job: ...
 
     def create_job(

@@ -176,6 +176,7 @@ class Client:
         bucket_elements: int = 0,
         prefetch_buckets: int = 0,
         on_loss: str | None = None,
+        copies: int = 0,
         fit_mesh: bool = False,
         timeout: float = 600.0,
         progress: Progress = None,
@@ -183,8 +184,9 @@ class Client:
         """Creates the job of a checkpoint, or of the newest one in a folder of them: it continues with the same bits.
 
         name, mesh ("ddp=2,fsdp=2"), gather ("stored", "fp8_tensor", ...), residency ("full", "bucket"),
-        on_loss ("fail", "checkpoint"): as it was saved, where not given. So are bucket_elements (elements gathered together, about) and prefetch_buckets (that a trainer
-        may hold beyond the one it works on), where they are 0.
+        on_loss ("fail", "checkpoint"): as it was saved, where not given. So are bucket_elements (elements gathered
+        together, about), prefetch_buckets (that a trainer may hold beyond the one it works on) and copies (of each shard,
+        1 or 2), where they are 0.
         fit_mesh: where no mesh is given and the saved one does not fit the live workers, the job gets one that does.
         timeout: of each wait for others; reading the files may take longer, a second for 50 MB.
         NotFound: no checkpoint there. DataLoss: a file is not what was saved. InvalidArgument: no such mesh, format
@@ -196,7 +198,8 @@ class Client:
         return Job(self._core.restore(
             _path("path", path), fit_mesh=bool(fit_mesh), timeout=seconds("timeout", timeout), progress=progress,
             replaces_uid=0, bucket_elements=_arguments.integer("bucket_elements", bucket_elements),
-            prefetch_buckets=_arguments.integer("prefetch_buckets", prefetch_buckets), record=True, **chosen
+            prefetch_buckets=_arguments.integer("prefetch_buckets", prefetch_buckets),
+            copies=_arguments.integer("copies", copies), record=True, **chosen
         ))
 
 

@@ -87,6 +87,7 @@ struct JobView {
   std::string reshard_error;             // why it was not, the last time
   std::vector<CheckpointRecord> checkpoints;  // as JobRecord
   GoneBackRecord gone_back;                   // as JobRecord
+  CheckpointRecord copied;                    // the newest step that is on two hosts as a whole; not set: none is
 };
 
 // What a worker says of one of its jobs. Meanings: MemberStatus in coordinator.proto.
@@ -103,6 +104,15 @@ struct MemberReport {
   int32_t lost_rank = -1;  // of FAILED: the member whose end is the cause; -1: the cause is another
   std::optional<uint64_t> loaded_digest;  // of a member that goes back to a checkpoint: it has read its shard
   bool unreadable = false;                // of FAILED: the checkpoint cannot be read
+};
+
+// Where the copies are of a job that goes back to them. Meanings: Back in coordinator.proto.
+struct CopiesPlace {
+  CheckpointRecord checkpoint;
+  std::string mesh;
+  int32_t hosts = 0;
+  std::vector<std::pair<WorkerIdentity, int32_t>> holders;  // each with its rank then
+  bool whole = false;  // they have each shard; a coordinator that restarted hears of them one after the other
 };
 
 // Where a job that re-forms has its weights. Meanings: Origin in coordinator.proto.
@@ -124,6 +134,7 @@ struct Assignment {
   bool leaves = false;  // of those: it will not be a member; `rank` is that of now
   std::string secret;   // of the job
   std::optional<CheckpointRecord> back;  // that the job goes back to
+  CopiesPlace copies;                    // of one without a folder
   bool use = false;                      // it is whole: what was read of it is the job's
 };
 
@@ -208,6 +219,11 @@ class Coordinator {
                                                     const std::vector<MemberReport>& reports, absl::Time now,
                                                     const WorkerTraits& traits = {}, absl::string_view secret = {});
 
+  // What a worker keeps of jobs with copies=2, in whatever jobs it is now; before its heartbeat. No effect where that is
+  // refused.
+  void TakeCopies(const std::string& name, int64_t incarnation, absl::string_view secret,
+                  const std::vector<KeptCopies>& kept);
+
   // Aborted, NotFound, PermissionDenied as Heartbeat; leaving twice is OK. The worker's jobs re-form, or fail with its
   // name, but those that were never READY: they are assigned anew.
   absl::Status Leave(const std::string& name, int64_t incarnation, absl::Time now, absl::string_view secret = {});
@@ -282,11 +298,19 @@ class Coordinator {
 
   static absl::StatusOr<MeshSpec> WantedMesh(const Job& job);  // that it goes back to when workers are there again
 
+  // coordinator_copies.cc
+  // The newest copies of the job that workers which are there have as a whole, of each shard so many.
+  std::optional<CopiesPlace> FindCopies(const Job& job, absl::Time now, size_t times = 1) const;
+  // Those of one step, whether they are whole any more or not.
+  CopiesPlace CopiesOf(const Job& job, const CheckpointRecord& checkpoint, absl::Time now) const;
+
   // coordinator_back.cc
-  // The job lost what nobody else has: it goes back to its newest checkpoint if it may and there is one; else it fails.
+  // Where a job goes back to that loses a shard: the newest of its copies and, if it may, its checkpoints. Unset: nowhere.
+  std::optional<CheckpointRecord> BackOf(const Job& job, absl::Time now) const;
+  // The job lost what nobody else has: it goes back, if it has where to; else it fails.
   void LoseJob(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now);
-  // REQUIRES: it has a checkpoint.
-  void GoBack(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now);
+  void GoBack(Transaction& transaction, const std::string& name, const CheckpointRecord& checkpoint,
+              const std::string& cause, absl::Time now);
   // The checkpoint that the job goes back to cannot be read, `cause` says why: it takes the next one, or fails.
   void PassOverCheckpoint(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now);
   bool MayShrink(const Job& job, absl::Time now) const;
@@ -355,7 +379,7 @@ class Coordinator {
   absl::Status ApplyOtherPlan(Transaction& transaction, const MemberReport& report, const Job& there,
                               const WorkerIdentity& worker);
   void ApplyProgress(const MemberReport& report, const WorkerIdentity& worker, absl::Time now);
-  std::vector<Assignment> AssignmentsOf(const WorkerIdentity& worker) const;
+  std::vector<Assignment> AssignmentsOf(const WorkerIdentity& worker, absl::Time now) const;
 
   const CoordinatorOptions options_;
   const std::unique_ptr<Store> store_;

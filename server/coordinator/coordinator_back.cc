@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -21,6 +22,12 @@ constexpr double kSlowestReading = 50e6;  // bytes a second
 constexpr double kElementBytes = 16;      // stored, at most: fp32, and three states in fp32
 
 std::string Quoted(absl::string_view text) { return absl::StrCat("\"", absl::CHexEscape(text), "\""); }
+
+// In events.
+std::string PlaceOf(const CheckpointRecord& checkpoint) {
+  return checkpoint.copied_at > 0 ? absl::StrCat("copied_at=", checkpoint.copied_at)
+                                  : absl::StrCat("folder=", Quoted(checkpoint.folder));
+}
 
 }  // namespace
 
@@ -52,20 +59,31 @@ absl::Status Coordinator::RecordCheckpoint(const std::string& name, int64_t uid,
   return Commit(transaction);
 }
 
-void Coordinator::LoseJob(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now) {
-  const Job& job = state_.jobs.at(name);
-  if (job.defined->spec().on_loss != OnLoss::kCheckpoint) return FailJob(transaction, name, cause);
-  if (job.record.checkpoints.empty()) {
-    return FailJob(transaction, name, absl::StrCat(cause, "; it has no checkpoint to go back to"));
-  }
-  GoBack(transaction, name, cause, now);
+std::optional<CheckpointRecord> Coordinator::BackOf(const Job& job, absl::Time now) const {
+  const std::optional<CopiesPlace> copies = FindCopies(job, now);
+  const std::vector<CheckpointRecord>& checkpoints = job.record.checkpoints;
+  const bool may = job.defined->spec().on_loss == OnLoss::kCheckpoint && !checkpoints.empty();
+  if (copies.has_value() && (!may || copies->checkpoint.step >= checkpoints.front().step)) return copies->checkpoint;
+  return may ? std::make_optional(checkpoints.front()) : std::nullopt;
 }
 
-void Coordinator::GoBack(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now) {
+void Coordinator::LoseJob(Transaction& transaction, const std::string& name, const std::string& cause, absl::Time now) {
+  const Job& job = state_.jobs.at(name);
+  const JobSpec& spec = job.defined->spec();
+  if (const std::optional<CheckpointRecord> back = BackOf(job, now); back.has_value()) {
+    return GoBack(transaction, name, *back, cause, now);
+  }
+  std::string nowhere;
+  if (spec.copies > 1) absl::StrAppend(&nowhere, "; there is no step of which each shard is on a host that is left");
+  if (spec.on_loss == OnLoss::kCheckpoint) absl::StrAppend(&nowhere, "; it has no checkpoint to go back to");
+  FailJob(transaction, name, absl::StrCat(cause, nowhere));
+}
+
+void Coordinator::GoBack(Transaction& transaction, const std::string& name, const CheckpointRecord& checkpoint,
+                         const std::string& cause, absl::Time now) {
   GiveUpReshard(transaction, name, cause);
   Job& job = transaction.MutableJob(name);
   JobRecord& record = job.record;
-  const CheckpointRecord& checkpoint = record.checkpoints.front();
   if (!record.goes_back) {
     // Without a step since the last time that one's steps are lost as before. A step that no report told of may be, too.
     const bool again = record.gone_back.epoch > 0 && record.committed_step <= record.gone_back.checkpoint.step;
@@ -83,28 +101,41 @@ void Coordinator::GoBack(Transaction& transaction, const std::string& name, cons
   job.behind.reset();
   job.awaits_incarnation = false;
   transaction.Event(absl::StrCat("event=job_goes_back job=", name, " epoch=", record.epoch, " step=", checkpoint.step,
-                                 " lost_step=", record.gone_back.lost_step, " folder=", Quoted(checkpoint.folder),
+                                 " lost_step=", record.gone_back.lost_step, " ", PlaceOf(checkpoint),
                                  " cause=", Quoted(cause)));
   Unassign(transaction, name);
 }
 
 void Coordinator::PassOverCheckpoint(Transaction& transaction, const std::string& name, const std::string& cause,
                                      absl::Time now) {
-  std::vector<CheckpointRecord>& all = transaction.MutableJob(name).record.checkpoints;
-  const CheckpointRecord passed = all.front();
-  all.erase(all.begin());
-  const std::string why = absl::StrCat("it cannot go back to the checkpoint of step ", passed.step, " in ",
-                                       Quoted(passed.folder), ": ", cause);
-  transaction.Event(absl::StrCat("event=checkpoint_passed_over job=", name, " step=", passed.step,
-                                 " folder=", Quoted(passed.folder), " cause=", Quoted(cause)));
-  if (!all.empty()) return GoBack(transaction, name, why, now);
-  const std::string first = state_.jobs.at(name).record.gone_back.cause;
-  FailJob(transaction, name, absl::StrCat(first, "; ", why, "; it knows no older one"));
+  Job& job = transaction.MutableJob(name);
+  const CheckpointRecord passed = job.record.gone_back.checkpoint;
+  if (passed.copied_at > 0) {
+    job.copies.passed_epoch = passed.copied_at;
+    job.copies.passed_step = passed.step;
+  }
+  std::vector<CheckpointRecord>& all = job.record.checkpoints;
+  all.erase(std::remove(all.begin(), all.end(), passed), all.end());
+  const std::string why = absl::StrCat("it cannot go back to ", passed.copied_at > 0 ? "the copies" : "the checkpoint",
+                                       " of step ", passed.step, passed.copied_at > 0 ? "" : " in ",
+                                       passed.copied_at > 0 ? "" : Quoted(passed.folder), ": ", cause);
+  transaction.Event(absl::StrCat("event=checkpoint_passed_over job=", name, " step=", passed.step, " ", PlaceOf(passed),
+                                 " cause=", Quoted(cause)));
+  if (const std::optional<CheckpointRecord> next = BackOf(job, now); next.has_value()) {
+    return GoBack(transaction, name, *next, why, now);
+  }
+  FailJob(transaction, name, absl::StrCat(job.record.gone_back.cause, "; ", why, "; it knows no older one"));
 }
 
 // A smaller mesh is for good, so workers that are about to come back are waited for: until none has come for a time-out, or
-// some come again and again.
+// some come again and again. A job that goes back to copies lost a host and has the others, as one that re-forms; but a
+// coordinator that restarted hears of all workers first.
 bool Coordinator::MayShrink(const Job& job, absl::Time now) const {
+  if (job.record.gone_back.checkpoint.copied_at > 0) {
+    return absl::c_none_of(state_.workers, [&](const auto& named) {
+      return IsThere(named.second, now) && !named.second.traits.has_value();
+    });
+  }
   return now - std::max(job.back_since, last_come_) >= options_.heartbeat_timeout ||
          now - job.back_since >= options_.heartbeat_timeout * kPatience;
 }
@@ -116,7 +147,10 @@ absl::Status Coordinator::FitToWorkers(Transaction& transaction, const std::stri
   MeshSpec mesh = wanted;
   if (MayShrink(there, now)) {
     auto fits = [&] {
-      return !ChooseMembers({mesh.NumRanks(), HostCounts(mesh), there.defined->refusals()}, candidates).members.empty();
+      return !ChooseMembers(
+                  {mesh.NumRanks(), HostCounts(mesh, there.defined->spec().copies), there.defined->refusals()},
+                  candidates)
+                  .members.empty();
     };
     for (int64_t workers = mesh.NumRanks(); workers > 1 && !fits();) mesh = MeshFor(wanted, --workers);
     if (!fits()) mesh = wanted;
@@ -150,20 +184,20 @@ void Coordinator::DecideRead(Transaction& transaction, const std::string& name, 
     errors.push_back(said[rank].error);
   }
   if (cannot.size() == said.size()) return PassOverCheckpoint(transaction, name, errors.front(), now);
+  const CheckpointRecord& checkpoint = job.record.gone_back.checkpoint;
+  if (!cannot.empty() && checkpoint.copied_at > 0) return PassOverCheckpoint(transaction, name, errors.front(), now);
   if (!cannot.empty()) {  // others can
     std::vector<std::string>& excluded = transaction.MutableJob(name).record.excluded;
     excluded.insert(excluded.end(), cannot.begin(), cannot.end());
-    return GoBack(transaction, name, absl::StrJoin(errors, "; "), now);
+    return GoBack(transaction, name, CheckpointRecord(checkpoint), absl::StrJoin(errors, "; "), now);
   }
   const Plan& plan = job.definition->plan();
-  const CheckpointRecord& checkpoint = job.record.checkpoints.front();
   for (int replica = 0; replica < plan.num_replicas(); ++replica) {
     uint64_t sum = 0;
     for (int shard = 0; shard < plan.num_shards(); ++shard) sum += *said[plan.RankOf({shard, replica}).value()].digest;
     if (sum == checkpoint.digest) continue;
     return PassOverCheckpoint(transaction, name,
-                              absl::StrFormat("the digest of what was read is %016x; %016x was saved: a file changed "
-                                              "since",
+                              absl::StrFormat("the digest of what was read is %016x; %016x was saved: it changed since",
                                               sum, checkpoint.digest),
                               now);
   }

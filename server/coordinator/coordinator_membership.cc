@@ -249,7 +249,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   RETURN_IF_ERROR(Commit(transaction));
   for (const MemberReport& report : reports) ApplyProgress(report, identity, now);
   if (!first_error.ok()) return first_error;
-  return AssignmentsOf(identity);
+  return AssignmentsOf(identity, now);
 }
 
 absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, absl::Time now,
@@ -476,7 +476,7 @@ void Coordinator::ApplyProgress(const MemberReport& report, const WorkerIdentity
   job.progress_unsaved = true;
 }
 
-std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker) const {
+std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker, absl::Time now) const {
   std::vector<Assignment> assignments;
   for (const Place& place : PlacesOf(worker)) {
     const Job& job = *place.job;
@@ -485,7 +485,9 @@ std::vector<Assignment> Coordinator::AssignmentsOf(const WorkerIdentity& worker)
       const Told& told = state_.places.ToldOf(state_.jobs, job);
       assignments.push_back({job.definition, record.epoch, place.index, told.peers, OriginOf(job)});
       if (record.goes_back) {
-        assignments.back().back = record.checkpoints.front();
+        const CheckpointRecord& checkpoint = record.gone_back.checkpoint;
+        assignments.back().back = checkpoint;
+        if (checkpoint.copied_at > 0) assignments.back().copies = CopiesOf(job, checkpoint, now);
         assignments.back().use = job.read.AllSaid(record.epoch);
       }
     } else if (place.kind == Place::kOther) {

@@ -85,7 +85,7 @@ std::vector<MemberRecord> Coordinator::Holders(const Job& job, size_t lost, absl
 Pool Coordinator::PoolOf(const Job& job, size_t lost, bool moves, absl::Time now) const {
   const SharedList<MemberRecord>& members = job.record.members;
   const std::string& host = members[0].worker.host_id;
-  Pool pool{Holders(job, lost, now), Candidates(job.record, now), true, false};
+  Pool pool{Holders(job, lost, now), Candidates(job.record, now), true, false, job.defined->spec().copies};
   for (const MemberRecord& member : AllHolders(job.record)) {
     pool.on_several = pool.on_several || member.worker.host_id != host;
   }

@@ -79,6 +79,28 @@ struct HostsInDoubt {
   std::map<std::string, absl::Time> since;  // by host
 };
 
+// What a worker keeps of a job with copies=2. Meanings: KeptCopies in coordinator.proto.
+struct KeptCopies {
+  std::string job;
+  int64_t epoch = 0;
+  int32_t rank = 0, hosts = 1;
+  std::string mesh;
+  int64_t step = 0;
+  uint64_t digest = 0;
+  std::string secret;  // of the job
+};
+
+// What workers keep of a job, by their names; the newest that each said.
+struct Copies {
+  struct Of {
+    int64_t incarnation = 0;
+    KeptCopies kept;
+  };
+  std::map<std::string, Of> by_worker;
+  // None of an older epoch, or of the same one and no later step, is taken any more: what was tried could not be read.
+  int64_t passed_epoch = 0, passed_step = -1;
+};
+
 struct Job {
   JobRecord record;
   std::shared_ptr<const JobDefinition> defined;     // as it was given
@@ -90,6 +112,7 @@ struct Job {
   absl::Time back_since = absl::InfinitePast();   // when it began to
   absl::Time assigned_at = absl::InfinitePast();  // and its members were assigned
   std::optional<Behind> behind;  // of the newest incarnation of rank 0 that reports fewer steps than committed_step
+  Copies copies;                 // changed without a transaction
   int lost_members = 0;                  // that died since its last step or, without one, its making
   HostsInDoubt in_doubt;                 // changed without a transaction
   bool awaits_incarnation = false;       // it re-forms, and the only holder of a shard is to come back

@@ -176,7 +176,7 @@ absl::StatusOr<Reformed> FormOn(const MeshSpec& mesh, Pool pool) {
     if (static_cast<int64_t>(all.size()) >= num_ranks) return OnOneHost(mesh, std::move(all), pool.holders);
   }
   const Hosts hosts = pool.spans_hosts ? ByHost(pool) : Hosts();
-  for (const int64_t num_hosts : HostCounts(mesh)) {
+  for (const int64_t num_hosts : HostCounts(mesh, pool.copies)) {
     const auto chosen = Choose(hosts, num_hosts, num_ranks / num_hosts);
     if (chosen.has_value() && chosen->front()->num_holders > 0) return OnHosts(mesh, *chosen, pool.holders);
   }

@@ -30,6 +30,7 @@ struct Pool {
   // Whether the job may be on several hosts: other hosts reach all holders. Else all are of one host.
   bool spans_hosts = false;
   bool on_several = false;  // whether it was
+  int copies = 1;           // JobSpec::copies
 };
 
 // `defined`: the mesh that the job was given. `from`: its mesh when it was READY last.

@@ -52,6 +52,7 @@ v1::StoredCheckpoint ToProto(const CheckpointRecord& checkpoint) {
   proto.set_folder(checkpoint.folder);
   proto.set_step(checkpoint.step);
   proto.set_digest(checkpoint.digest);
+  proto.set_copied_at(checkpoint.copied_at);
   return proto;
 }
 
@@ -109,12 +110,13 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
   *proto.mutable_protocol() = OwnProtocol();
   if (view.next != nullptr) *proto.mutable_resharding() = ToProto(*view.next);
   for (const CheckpointRecord& checkpoint : view.checkpoints) *proto.add_checkpoints() = ToProto(checkpoint);
-  if (const GoneBackRecord& back = view.gone_back; !back.checkpoint.folder.empty()) {
+  if (const GoneBackRecord& back = view.gone_back; back.checkpoint.is_set()) {
     proto.mutable_gone_back()->set_epoch(back.epoch);
     *proto.mutable_gone_back()->mutable_checkpoint() = ToProto(back.checkpoint);
     proto.mutable_gone_back()->set_lost_step(back.lost_step);
     proto.mutable_gone_back()->set_cause(back.cause);
   }
+  if (view.copied.is_set()) *proto.mutable_copied() = ToProto(view.copied);
   return proto;
 }
 
@@ -135,7 +137,14 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   proto.set_plan_hash(assignment.definition->plan().hash());
   proto.set_secret(assignment.secret);
   if (from.epoch > 0) proto.mutable_from()->set_mesh(from.mesh);
-  if (assignment.back.has_value()) *proto.mutable_back()->mutable_checkpoint() = ToProto(*assignment.back);
+  if (assignment.back.has_value()) {
+    *proto.mutable_back()->mutable_checkpoint() = ToProto(*assignment.back);
+    proto.mutable_back()->set_mesh(assignment.copies.mesh);
+    proto.mutable_back()->set_hosts(assignment.copies.hosts);
+    for (const auto& [worker, rank] : assignment.copies.holders) {
+      *proto.mutable_back()->add_holders() = PeerOf(worker, rank);
+    }
+  }
   for (const int32_t was : from.was) proto.mutable_from()->add_was(was);
   for (const MemberRecord& departing : from.departing) {
     *proto.mutable_from()->add_departing() = PeerOf(departing.worker, departing.was);
@@ -219,6 +228,16 @@ std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request) 
     reports.push_back(std::move(report));
   }
   return reports;
+}
+
+std::vector<KeptCopies> CopiesFromProto(const v1::HeartbeatRequest& request) {
+  std::vector<KeptCopies> copies;
+  copies.reserve(request.copies_size());
+  for (const v1::KeptCopies& from : request.copies()) {
+    copies.push_back(
+        {from.job(), from.epoch(), from.rank(), from.hosts(), from.mesh(), from.step(), from.digest(), from.secret()});
+  }
+  return copies;
 }
 
 }  // namespace shardmesh

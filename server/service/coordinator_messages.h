@@ -30,5 +30,6 @@ WorkerTraits TraitsFromProto(const Request& request) {
 LastIncarnation LastIncarnationFromProto(const v1::JoinRequest& request);
 
 std::vector<MemberReport> ReportsFromProto(const v1::HeartbeatRequest& request);
+std::vector<KeptCopies> CopiesFromProto(const v1::HeartbeatRequest& request);
 
 }  // namespace shardmesh

@@ -282,6 +282,7 @@ grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerCont
                                                         v1::HeartbeatReply* r) -> absl::Status {
     RETURN_IF_ERROR(Validate(q));
     const auto assignments = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+      coordinator.TakeCopies(q.name(), q.incarnation(), q.secret(), CopiesFromProto(q));
       return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now, TraitsFromProto(q),
                                    q.secret());
     });
@@ -291,6 +292,9 @@ grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerCont
       const bool known = !leaves && std::any_of(q.jobs().begin(), q.jobs().end(), [&](const v1::MemberStatus& status) {
         return status.job() == assignment.definition->spec().name && status.epoch() == assignment.epoch;
       });
+      if (!known && assignment.back.has_value() && assignment.back->copied_at > 0 && !assignment.copies.whole) {
+        continue;  // it could not read them: it is told when it can
+      }
       *r->add_assignments() = ToProto(assignment, known);
     }
     return absl::OkStatus();

@@ -96,9 +96,11 @@ struct CheckpointRecord {
   std::string folder;
   int64_t step = 0;
   uint64_t digest = 0;
+  int64_t copied_at = 0;  // the epoch at which members copied it to each other; then it has no folder
 
+  bool is_set() const { return !folder.empty() || copied_at != 0; }
   friend bool operator==(const CheckpointRecord& a, const CheckpointRecord& b) {
-    return a.folder == b.folder && a.step == b.step && a.digest == b.digest;
+    return a.folder == b.folder && a.step == b.step && a.digest == b.digest && a.copied_at == b.copied_at;
   }
 };
 inline constexpr size_t kMaxCheckpoints = 3;  // of a job
@@ -138,8 +140,8 @@ struct JobRecord {
   // They keep what they held: for the members, of a job that is resharded, or should another member be lost.
   SharedList<MemberRecord> others;
   std::vector<CheckpointRecord> checkpoints;  // the newest first, at most kMaxCheckpoints
-  bool goes_back = false;                     // WAITING or PREPARING: to the first of them
-  // The last time that it did; without a folder: never. Its epoch is the first one after that; while it goes back, 0.
+  bool goes_back = false;                     // WAITING or PREPARING: to that of `gone_back`
+  // The last time that it did; no checkpoint is set: never. Its epoch is the first one after that; while it goes back, 0.
   GoneBackRecord gone_back;
 
   friend bool operator==(const JobRecord& a, const JobRecord& b) {

@@ -27,7 +27,7 @@ namespace {
 
 constexpr char kInMemory[] = ":memory:";  // a path that is no file, to SQLite
 
-constexpr int64_t kSchemaVersion = 6;  // PRAGMA user_version
+constexpr int64_t kSchemaVersion = 7;  // PRAGMA user_version
 
 // Text is stored as blobs: what a peer sent is kept byte for byte. Lists of numbers and ids are joined by ",".
 // Of version 1; a new file is made of it and of all upgrades.
@@ -78,7 +78,12 @@ ALTER TABLE jobs ADD COLUMN lost_step INTEGER NOT NULL DEFAULT -1;
 ALTER TABLE jobs ADD COLUMN back_cause BLOB NOT NULL DEFAULT '';
 )";
 
-// Of version 6, and the types of their columns (SqliteStatement::HasTypes).
+// Version 6 to 7: jobs that go back to copies of their shards.
+constexpr char kUpgradeTo7[] = R"(
+ALTER TABLE checkpoints ADD COLUMN copied_at INTEGER NOT NULL DEFAULT 0;
+)";
+
+// Of version 7, and the types of their columns (SqliteStatement::HasTypes).
 struct Table {
   const char* name;
   const char* columns;
@@ -93,7 +98,7 @@ constexpr Table kJobs = {"jobs",
                          "tiittittittitiiit"};
 constexpr Table kMembers = {"members", "job,rank,name,incarnation,address,host_id,local_socket,pid,ready,was",
                             "tititttiii"};
-constexpr Table kCheckpoints = {"checkpoints", "job,place,folder,step,digest", "titii"};
+constexpr Table kCheckpoints = {"checkpoints", "job,place,folder,step,digest,copied_at", "titiii"};
 
 WorkerIdentity IdentityAt(const SqliteStatement& row, int column) {
   WorkerIdentity identity;
@@ -291,7 +296,8 @@ class SqliteStore final : public Store {
     if (version <= 2) RETURN_IF_ERROR(db_->Execute(kUpgradeTo3));
     if (version <= 3) RETURN_IF_ERROR(db_->Execute(kUpgradeTo4));
     if (version <= 4) RETURN_IF_ERROR(db_->Execute(kUpgradeTo5));
-    RETURN_IF_ERROR(db_->Execute(kUpgradeTo6));
+    if (version <= 5) RETURN_IF_ERROR(db_->Execute(kUpgradeTo6));
+    RETURN_IF_ERROR(db_->Execute(kUpgradeTo7));
     return db_->Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str());
   }
 
@@ -340,22 +346,22 @@ class SqliteStore final : public Store {
 
   absl::Status WriteCheckpoints(const JobRecord& job) {
     const auto found = stored_.find(job.name);
-    const bool none = job.checkpoints.empty() && job.gone_back.checkpoint.folder.empty();
+    const bool none = job.checkpoints.empty() && !job.gone_back.checkpoint.is_set();
     if (found == stored_.end()
             ? none
             : found->second.checkpoints == job.checkpoints && found->second.gone_back == job.gone_back.checkpoint) {
       return absl::OkStatus();
     }
     RETURN_IF_ERROR(SqliteStatement(*db_, "DELETE FROM checkpoints WHERE job=?").Bind(job.name).Run());
-    SqliteStatement row(*db_, "INSERT INTO checkpoints VALUES(?,?,?,?,?)");
+    SqliteStatement row(*db_, "INSERT INTO checkpoints VALUES(?,?,?,?,?,?)");
     const auto write = [&](int64_t place, const CheckpointRecord& checkpoint) {
       row.Bind(job.name).Bind(place).Bind(checkpoint.folder).Bind(checkpoint.step);
-      return row.Bind(static_cast<int64_t>(checkpoint.digest)).Run();
+      return row.Bind(static_cast<int64_t>(checkpoint.digest)).Bind(checkpoint.copied_at).Run();
     };
     for (size_t place = 0; place < job.checkpoints.size(); ++place) {
       RETURN_IF_ERROR(write(static_cast<int64_t>(place), job.checkpoints[place]));
     }
-    return job.gone_back.checkpoint.folder.empty() ? absl::OkStatus() : write(-1, job.gone_back.checkpoint);
+    return job.gone_back.checkpoint.is_set() ? write(-1, job.gone_back.checkpoint) : absl::OkStatus();
   }
 
   // The rows that differ from those that are there.
@@ -513,7 +519,8 @@ class SqliteStore final : public Store {
       if (job == contents.jobs.end() || (place != -1 && place != next)) {
         return Damaged(absl::StrCat("checkpoint ", place, " of job ", row.Text(0), " has no place"));
       }
-      const CheckpointRecord checkpoint{row.Text(2), row.Integer(3), static_cast<uint64_t>(row.Integer(4))};
+      const CheckpointRecord checkpoint{row.Text(2), row.Integer(3), static_cast<uint64_t>(row.Integer(4)),
+                                        row.Integer(5)};
       if (place == -1) {
         job->second.gone_back.checkpoint = checkpoint;
       } else {

@@ -20,6 +20,7 @@ namespace shardmesh {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string NewPath() {
@@ -158,14 +159,20 @@ TEST_P(StoreConformance, MembersChange_ExactlyTheNewOnesAreThere) {
 }
 
 TEST_P(StoreConformance, CheckpointsChange_ExactlyTheNewOnesAreThere) {
-  const CheckpointRecord one{"/1", 1, 11}, two{"/2", 2, 22}, none;
+  const CheckpointRecord one{"/1", 1, 11}, two{"/2", 2, 22}, copies{"", 3, 33, 2}, none;
   StoreBatch batch;
   batch.put_specs["j"] = "s";
   batch.put_jobs = {FullJob("j")};
   JobRecord& job = batch.put_jobs[0];
   using List = std::vector<CheckpointRecord>;
-  for (const auto& [checkpoints, gone_back] : std::vector<std::pair<List, CheckpointRecord>>{
-           {{}, none}, {{one}, none}, {{two, one}, none}, {{two}, two}, {{two}, one}, {{}, one}, {{one, two}, none}}) {
+  for (const auto& [checkpoints, gone_back] : std::vector<std::pair<List, CheckpointRecord>>{{{}, none},
+                                                                                             {{one}, none},
+                                                                                             {{two, one}, none},
+                                                                                             {{two}, two},
+                                                                                             {{two}, one},
+                                                                                             {{}, one},
+                                                                                             {{one, two}, none},
+                                                                                             {{}, copies}}) {
     job.checkpoints = checkpoints;
     job.gone_back.checkpoint = gone_back;
     ASSERT_OK(store_->Write(batch));
@@ -259,7 +266,7 @@ TEST(SqliteStore, NewerSchemaVersion_FailedPreconditionNamingBoth) {
   RunSql(path, "PRAGMA user_version=17");
   EXPECT_THAT(NewSqliteStore(path),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 6"))));
+                       AllOf(HasSubstr(path), HasSubstr("schema version 17"), HasSubstr("reads version 7"))));
 }
 
 // As version 1 made its files, with one job.
@@ -364,6 +371,29 @@ TEST(SqliteStore, FileOfVersion5_IsUpgraded_AndHasNoCheckpointsYet) {
 }
 
 // It has secrets in it.
+// Version 6 differs from 5 by what jobs go back to; one is on its way.
+constexpr char kVersion6[] = R"(
+CREATE TABLE checkpoints(job BLOB, place INTEGER, folder BLOB, step INTEGER, digest INTEGER,
+                         PRIMARY KEY(job, place)) WITHOUT ROWID;
+ALTER TABLE jobs ADD COLUMN goes_back INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN back_epoch INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN lost_step INTEGER NOT NULL DEFAULT -1;
+ALTER TABLE jobs ADD COLUMN back_cause BLOB NOT NULL DEFAULT '';
+INSERT INTO checkpoints VALUES(x'6a', 0, x'2f31', 1, 11);
+INSERT INTO checkpoints VALUES(x'6a', -1, x'2f31', 1, 11);
+PRAGMA user_version=6;
+)";
+
+TEST(SqliteStore, FileOfVersion6_IsUpgraded_WithItsCheckpoints) {
+  const std::string path = NewPath();
+  for (const char* sql : {kVersion1, kVersion4, kVersion5, kVersion6}) RunSql(path, sql);
+  for (int time = 0; time < 2; ++time) {
+    ASSERT_OK_AND_ASSIGN(const StoreContents contents, OpenOrDie(path)->Load());
+    EXPECT_THAT(contents.jobs.at("j").checkpoints, ElementsAre(CheckpointRecord{"/1", 1, 11}));
+    EXPECT_EQ(contents.jobs.at("j").gone_back.checkpoint, (CheckpointRecord{"/1", 1, 11}));
+  }
+}
+
 TEST(SqliteStore, NewOrUpgradedOrWrittenAgain_ItsUserAloneReadsTheFile) {
   const auto mode_of = [](const std::string& path) {
     struct stat info = {};
@@ -502,13 +532,15 @@ TEST(SqliteStore, RowsThatTheCoordinatorNeverWrites_DataLossNamingThem) {
            {"UPDATE workers SET secret=7", "a row of table workers"},
            {"UPDATE jobs SET secret=zeroblob(65)", "its secret has 65 bytes; at most 64"},
            {"UPDATE jobs SET goes_back=2", "has goes_back 2"},
-           {"UPDATE jobs SET goes_back=1, from_epoch=0", "a failed job with 2 checkpoints and from_epoch 0 goes back"},
+           {"UPDATE jobs SET goes_back=1, from_epoch=0", "a failed job goes back to a checkpoint with from_epoch 0"},
            {"UPDATE jobs SET back_epoch=4", "for epoch 4; its epoch is 3"},
            {"UPDATE jobs SET lost_step=-2", "from step -2"},
            {"UPDATE jobs SET back_cause=x'ff'", "it went back to a checkpoint"},
            {"UPDATE checkpoints SET step=-1 WHERE place=1", "its checkpoint is of step -1"},
            {"UPDATE checkpoints SET folder=x'64' WHERE place=-1", "in \"d\"; it is an absolute path"},
            {"UPDATE checkpoints SET folder=x'2fff'", "it is an absolute path in UTF-8"},
+           {"UPDATE checkpoints SET copied_at=1 WHERE place=-1", "copies have no folder"},
+           {"UPDATE checkpoints SET copied_at=-1, folder='' WHERE place=-1", "it has copies of epoch -1"},
            {"UPDATE checkpoints SET digest='x'", "a row of table checkpoints"},
            {"UPDATE checkpoints SET place=5 WHERE place=1", "checkpoint 5 of job j has no place"},
            {"UPDATE checkpoints SET job=x'6b' WHERE place=1", "checkpoint 1 of job k has no place"},

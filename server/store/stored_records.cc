@@ -68,6 +68,11 @@ absl::Status CheckCheckpoint(const CheckpointRecord& checkpoint) {
     return absl::InvalidArgumentError(
         absl::StrCat("its checkpoint is of step ", checkpoint.step, "; it is 0 to ", kMaxStep));
   }
+  if (checkpoint.copied_at != 0) {
+    if (checkpoint.copied_at > 0 && checkpoint.folder.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("it has copies of epoch ", checkpoint.copied_at, " in \"",
+                                                   absl::CHexEscape(checkpoint.folder), "\"; copies have no folder"));
+  }
   if (!checkpoint.folder.empty() && checkpoint.folder[0] == '/' && IsUtf8(checkpoint.folder)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("its checkpoint is in \"", absl::CHexEscape(checkpoint.folder),
                                                  "\"; it is an absolute path in UTF-8"));
@@ -76,12 +81,12 @@ absl::Status CheckCheckpoint(const CheckpointRecord& checkpoint) {
 absl::Status CheckCheckpoints(const JobRecord& job) {
   for (const CheckpointRecord& checkpoint : job.checkpoints) RETURN_IF_ERROR(CheckCheckpoint(checkpoint));
   const GoneBackRecord& back = job.gone_back;
-  if (!back.checkpoint.folder.empty()) RETURN_IF_ERROR(CheckCheckpoint(back.checkpoint));
+  if (back.checkpoint.is_set()) RETURN_IF_ERROR(CheckCheckpoint(back.checkpoint));
   const bool on_its_way = job.state == JobState::kWaiting || job.state == JobState::kPreparing;
-  if (job.goes_back && (!on_its_way || job.checkpoints.empty() || job.from_epoch != 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("a ", JobStateName(job.state), " job with ", job.checkpoints.size(),
-                                                   " checkpoints and from_epoch ", job.from_epoch,
-                                                   " goes back to one"));
+  if (job.goes_back && (!on_its_way || !back.checkpoint.is_set() || job.from_epoch != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("a ", JobStateName(job.state), " job goes back to ",
+                                                   back.checkpoint.is_set() ? "a" : "no",
+                                                   " checkpoint with from_epoch ", job.from_epoch));
   }
   if (!IsUtf8(back.cause) || back.epoch < 0 || back.epoch > job.epoch || back.lost_step < -1 ||
       back.lost_step > kMaxStep) {

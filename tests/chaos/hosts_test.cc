@@ -1,8 +1,9 @@
 // Three hosts as network namespaces, two workers on each under a node, and jobs that train all the time: workers,
 // leads and whole hosts are killed and stopped, links are cut, slowed down and made to lose packets, the coordinator is
 // killed, and two of these at once. Replicas are on different hosts, so both jobs go on: no acknowledged step is lost.
-// A third job has no replicas, and is saved all the time: when it loses a shard it goes back to its newest checkpoint,
-// and to no older one. All learn the bits of one process. Prints how long they paused, by what was done.
+// A third job has no replicas, but copies=2: when it loses a shard it goes back to the newest step that the other hosts
+// have as a whole. A fourth has neither, and is saved all the time: it goes back to its newest checkpoint, and to no
+// older one. All learn the bits of one process. Prints how long they paused, by what was done.
 //
 // SHARDMESH_CHAOS_HOSTS_SECONDS: how long (60; a soak: 900). SHARDMESH_SEED: in which order. SHARDMESH_CHAOS_HOSTS_ONLY:
 // what alone is done, as "host killed"; all logs are printed then. Events go to chaos.jsonl among the test's outputs;
@@ -389,6 +390,8 @@ class Report {
       const Commits::Gap gap = job->commits().LongestGap();
       if (job->spec().on_loss == OnLoss::kCheckpoint) {
         of_saved_.Add(harm.kind, gap.length);
+      } else if (job->spec().copies > 1) {
+        of_copied_.Add(harm.kind, gap.length);
       } else {
         longest = std::max(longest, gap.length);
       }
@@ -408,8 +411,10 @@ class Report {
           << std::endl;
   }
   void Print() const {
-    std::printf("jobs with replicas:\n%sthe job without, until it is beyond the step that it had:\n%s",
-                pauses_.Table().c_str(), of_saved_.Table().c_str());
+    std::printf(
+        "jobs with replicas:\n%sthe job with copies=2, until it is beyond the step that it had:\n%sthe job that "
+        "is saved, the same:\n%s",
+        pauses_.Table().c_str(), of_copied_.Table().c_str(), of_saved_.Table().c_str());
   }
 
  private:
@@ -417,7 +422,7 @@ class Report {
 
   const absl::Time begin_ = MonotonicNow();
   std::ofstream file_;
-  Pauses pauses_, of_saved_;
+  Pauses pauses_, of_copied_, of_saved_;
 };
 
 // Back to all hosts, once their workers are there.
@@ -454,6 +459,12 @@ JobSpec Saved() {
   return spec;
 }
 
+JobSpec Copied() {
+  JobSpec spec = testing::OddJob("copied", "fsdp=6", 2);
+  spec.copies = 2;
+  return spec;
+}
+
 TEST(HostsChaos, WhateverHappensToAHost_NoStepIsLost_AndTheBitsAreTheSame) {
   std::random_device device;
   const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", device()));
@@ -466,13 +477,13 @@ TEST(HostsChaos, WhateverHappensToAHost_NoStepIsLost_AndTheBitsAreTheSame) {
   ASSERT_OK(fleet.Start());
   ASSERT_OK_AND_ASSIGN(Client client, fleet.Connect());
   std::vector<std::unique_ptr<Training>> jobs;
-  for (const JobSpec& spec : {Assigned(), Pulled(), Saved()}) {
+  for (const JobSpec& spec : {Assigned(), Pulled(), Copied(), Saved()}) {
     ASSERT_OK_AND_ASSIGN(std::shared_ptr<Job> job, client.CreateJob(spec));
     ASSERT_OK(testing::Initialize(*job));
     jobs.push_back(std::make_unique<Training>(client, std::move(job)));
   }
 
-  Training& saved = *jobs.back();
+  Training &saved = *jobs[3], &copied = *jobs[2];
   Saver saver(client, saved.spec().name, fleet.Checkpoints());
   const char* const only = std::getenv("SHARDMESH_CHAOS_HOSTS_ONLY");
   const std::vector<Harm> harms = Harms();
@@ -524,8 +535,8 @@ TEST(HostsChaos, WhateverHappensToAHost_NoStepIsLost_AndTheBitsAreTheSame) {
       EXPECT_TRUE(saved_at >= epoch || newest <= step) << "saved at epoch " << saved_at << ", back for epoch " << epoch;
     }
   }
-  std::printf("%d events; job saved went back to a checkpoint %d times\n", events,
-              static_cast<int>(saved.gone_back().size()));
+  std::printf("%d events; job saved went back to a checkpoint %d times, job copied to copies %d times\n", events,
+              static_cast<int>(saved.gone_back().size()), static_cast<int>(copied.gone_back().size()));
   if (::testing::Test::HasFailure() || only != nullptr) fleet.PrintLogs();
 }
 

@@ -97,6 +97,12 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* ShardService::Transfer(grpc::Callbac
     RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Transfer"));
     RETURN_IF_ERROR(DecodeMessage(*raw, request));
     RETURN_IF_ERROR(Validate(request));
+    if (request.has_kept()) {
+      ASSIGN_OR_RETURN(std::shared_ptr<PeerCopies> copies,
+                       worker_.FindCopies(request.job(), request.epoch(), request.secret()));
+      ASSIGN_OR_RETURN(source, TransferSource::Open(std::move(copies), request));
+      return absl::OkStatus();
+    }
     ASSIGN_OR_RETURN(std::shared_ptr<JobShard> held,
                      worker_.FindHeld(request.job(), request.epoch(), request.secret()));
     ASSIGN_OR_RETURN(source, TransferSource::Open(std::move(held), request));
@@ -271,6 +277,18 @@ grpc::ServerUnaryReactor* ShardService::Digest(grpc::CallbackServerContext* cont
 grpc::ServerWriteReactor<v1::FileProgress>* ShardService::Save(grpc::CallbackServerContext* context,
                                                                const v1::SaveRequest* request) {
   return StartProgress(worker_, *context, "Shard.Save", *request, SaveShard);
+}
+
+grpc::ServerWriteReactor<v1::FileProgress>* ShardService::Copy(grpc::CallbackServerContext* context,
+                                                               const v1::CopyRequest* request) {
+  const absl::Status status = CallWithoutThrowing([&]() -> absl::Status {
+    RETURN_IF_ERROR(RequireDeadline(*context, "Shard.Copy"));
+    return Validate(*request);
+  });
+  return ProgressCall::Start(
+      status, [this, asked = *request](const std::atomic<bool>& cancelled, const ReportProgress& report) {
+        return worker_.Copy(asked, cancelled, report);
+      });
 }
 
 grpc::ServerWriteReactor<v1::FileProgress>* ShardService::Load(grpc::CallbackServerContext* context,

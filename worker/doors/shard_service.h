@@ -15,17 +15,17 @@
 
 namespace shardmesh {
 
-using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<
-    v1::Shard::WithRawCallbackMethod_Pull<v1::Shard::WithRawCallbackMethod_Transfer<
-        v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<v1::Shard::WithCallbackMethod_Digest<
-            v1::Shard::WithCallbackMethod_GetStatus<v1::Shard::WithCallbackMethod_GetTrace<
-                v1::Shard::WithCallbackMethod_DeclareBucket<v1::Shard::WithCallbackMethod_Meet<
-                    v1::Shard::WithCallbackMethod_Save<v1::Shard::WithCallbackMethod_Load<
+using ShardServiceBase = v1::Shard::WithRawCallbackMethod_Push<v1::Shard::WithRawCallbackMethod_Pull<
+    v1::Shard::WithRawCallbackMethod_Transfer<v1::Shard::WithCallbackMethod_Step<v1::Shard::WithCallbackMethod_Attach<
+        v1::Shard::WithCallbackMethod_Digest<v1::Shard::WithCallbackMethod_GetStatus<
+            v1::Shard::WithCallbackMethod_GetTrace<v1::Shard::WithCallbackMethod_DeclareBucket<
+                v1::Shard::WithCallbackMethod_Meet<v1::Shard::WithCallbackMethod_Save<
+                    v1::Shard::WithCallbackMethod_Copy<v1::Shard::WithCallbackMethod_Load<
                         v1::Shard::WithCallbackMethod_UseLoaded<v1::Shard::WithCallbackMethod_AcquireLease<
                             v1::Shard::WithCallbackMethod_RenewLease<v1::Shard::WithCallbackMethod_ReleaseLease<
                                 v1::Shard::WithCallbackMethod_ListLeases<v1::Shard::WithCallbackMethod_Publish<
                                     v1::Shard::WithCallbackMethod_AwaitWeights<v1::Shard::WithCallbackMethod_Trainer<
-                                        v1::Shard::WithCallbackMethod_Seat<v1::Shard::Service>>>>>>>>>>>>>>>>>>>>>;
+                                        v1::Shard::WithCallbackMethod_Seat<v1::Shard::Service>>>>>>>>>>>>>>>>>>>>>>;
 
 class ShardService final : public ShardServiceBase {
  public:
@@ -54,6 +54,8 @@ class ShardService final : public ShardServiceBase {
                                    v1::DigestReply* reply) override;
   grpc::ServerWriteReactor<v1::FileProgress>* Save(grpc::CallbackServerContext* context,
                                                    const v1::SaveRequest* request) override;
+  grpc::ServerWriteReactor<v1::FileProgress>* Copy(grpc::CallbackServerContext* context,
+                                                   const v1::CopyRequest* request) override;
   grpc::ServerWriteReactor<v1::FileProgress>* Load(grpc::CallbackServerContext* context,
                                                    const v1::LoadRequest* request) override;
   grpc::ServerUnaryReactor* UseLoaded(grpc::CallbackServerContext* context, const v1::UseLoadedRequest* request,

@@ -101,7 +101,9 @@ int64_t SumsOfAll(const Plan& plan) {
 
 }  // namespace
 
-int64_t JobMemory::total() const { return Sum(shards, Sum(window, Sum(publications, Sum(slots, Sum(control, sums))))); }
+int64_t JobMemory::total() const {
+  return Sum(shards, Sum(window, Sum(publications, Sum(slots, Sum(control, Sum(sums, copies))))));
+}
 
 // No sum in here comes near 2^63 but the shards': at most 2^42 elements and 128 slots, but 2^20 ranks.
 JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_here) {
@@ -114,6 +116,7 @@ JobMemory MemoryOf(const Plan& plan, HostShape shape, std::optional<int> ranks_h
   memory.slots = host.slots;
   memory.control = Sum(host.control, FarMaximaBytes(plan, ranks > 0 ? plan.num_ranks() / ranks : 1));
   memory.sums = SumsOfAll(plan);
+  if (shape.copies > 1 && ranks < plan.num_ranks()) memory.copies = Product(4, memory.shards);
   if (!plan.bucketed()) return memory;
   int64_t weights = kPageBytes, gradients = kPageBytes;  // of the largest bucket
   for (int b = 0; b < static_cast<int>(plan.buckets().size()); ++b) {
@@ -140,6 +143,7 @@ absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity&
       " for the windows of ", job.num_writers(), job.pulled() ? " trainers, " : " slots, ", Readable(memory.control),
       " for the control block",
       GradientSums::Has(plan) ? absl::StrCat(", ", Readable(memory.sums), " for summed gradients") : "",
+      memory.copies > 0 ? absl::StrCat(", ", Readable(memory.copies), " for copies of shards (copies=2)") : "",
       beside > 0 ? absl::StrCat(", beside ", Readable(beside), " that it has on its present mesh meanwhile") : "",
       "; this host has ", Readable(capacity.bytes), " (", capacity.source, "); use fewer ",
       job.pulled() ? "trainers" : "slots", ", fewer publications, fewer replicas, bf16 weights or gradients, ",

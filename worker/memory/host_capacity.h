@@ -29,9 +29,10 @@ HostCapacity ReadHostCapacity(const std::string& root = "");
 // Bytes of the segments that all workers of a job have on a host; INT64_MAX stands for everything over it. With
 // bucket residency: of window and slots what a training takes at most that has a trainer for each slot, which acquires
 // and declares bucket by bucket: 1 + prefetch_buckets of the largest buckets each, and the sums of gradients. Of a job
-// on several hosts `control` has what the lead keeps of the other hosts' control pages, their maxima.
+// on several hosts `control` has what the lead keeps of the other hosts' control pages, their maxima, and with copies=2
+// `copies` two of each shard and two of as many of another host (worker/move/peer_copies.h).
 struct JobMemory {
-  int64_t shards = 0, window = 0, publications = 0, slots = 0, control = 0, sums = 0;
+  int64_t shards = 0, window = 0, publications = 0, slots = 0, control = 0, sums = 0, copies = 0;
   int64_t total() const;
 };
 // `ranks_here`: members on the host; unset: all.

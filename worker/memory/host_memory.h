@@ -34,8 +34,10 @@ namespace shardmesh {
 struct HostShape {
   HostShape(int writers, int publications = kDefaultPublications)  // NOLINT: the number of writers alone
       : num_writers(writers), num_publications(publications) {}
-  HostShape(const JobSpec& job) : HostShape(job.num_writers(), job.publications) {}  // NOLINT: a view of the job
-  int num_writers, num_publications;
+  HostShape(const JobSpec& job) : HostShape(job.num_writers(), job.publications) {  // NOLINT: a view of the job
+    copies = job.copies;
+  }
+  int num_writers, num_publications, copies = 1;
 };
 
 class HostMemory {

@@ -23,19 +23,18 @@ constexpr absl::Duration kCall = absl::Seconds(30);  // and the time of its byte
 // Takes one transfer into the shard.
 class Receiver {
  public:
-  Receiver(const JobShard& shard, int64_t step, absl::Span<const ReshardPiece> pieces,
+  Receiver(const ShardStorage& storage, int64_t step, absl::Span<const ReshardPiece> pieces,
            const std::atomic<bool>& cancelled)
-      : step_(step),
-        cancelled_(cancelled),
-        bytes_(shard.memory().storage(), /*parity=*/0, ReshardBytes::Side::kTo, pieces) {}
+      : step_(step), cancelled_(cancelled), bytes_(storage, /*parity=*/0, ReshardBytes::Side::kTo, pieces) {}
 
   TransferSink Sink() {
     return {[this](const v1::TransferHeader& header) { return Begin(header); },
             [this](absl::string_view data) { return Take(data); }};
   }
   int64_t num_bytes() const { return bytes_.num_bytes(); }
-  absl::Status End(const v1::TransferHeader& header) {
-    if (bytes_.digest() == header.digest()) return absl::OkStatus();
+  // The digest.
+  absl::StatusOr<uint64_t> End(const v1::TransferHeader& header) {
+    if (bytes_.digest() == header.digest()) return header.digest();
     return absl::DataLossError("the digest of what came is not that of what was sent; have both memories checked");
   }
 
@@ -66,6 +65,19 @@ const v1::Peer& PeerAt(const v1::Assignment& assignment, int source) {
   return assignment.from().departing(source - assignment.peers_size());
 }
 
+}  // namespace
+
+absl::StatusOr<uint64_t> FetchPieces(const FetchCall& transfer, const v1::Peer& peer,
+                                     const v1::TransferRequest& request, const ShardStorage& storage, int64_t step,
+                                     absl::Span<const ReshardPiece> pieces, const std::atomic<bool>& cancelled) {
+  Receiver receiver(storage, step, pieces, cancelled);
+  ASSIGN_OR_RETURN(const v1::TransferHeader last,
+                   transfer(peer, request, receiver.Sink(), kCall + TransferTime(receiver.num_bytes())));
+  return receiver.End(last);
+}
+
+namespace {
+
 // Asks until the source has finished its last step, or is given up.
 absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, int64_t step,
                    absl::Span<const ReshardPiece> pieces) {
@@ -83,16 +95,16 @@ absl::Status Fetch(const Restoration& restoration, JobShard& shard, int source, 
   request.set_secret(assignment.secret());
   const absl::Time deadline = MonotonicNow() + restoration.timeout;
   while (true) {
-    Receiver receiver(shard, step, pieces, restoration.cancelled);
-    const absl::StatusOr<v1::TransferHeader> last =
-        restoration.transfer(peer, request, receiver.Sink(), kCall + TransferTime(receiver.num_bytes()));
-    if (last.ok()) return Annotate(receiver.End(*last), who);
+    const absl::Status last =
+        FetchPieces(restoration.transfer, peer, request, shard.memory().storage(), step, pieces, restoration.cancelled)
+            .status();
+    if (last.ok()) return absl::OkStatus();
     if (restoration.cancelled.load()) return absl::CancelledError("the job is assigned anew");
-    if (!absl::IsUnavailable(last.status())) return Annotate(last.status(), who);
+    if (!absl::IsUnavailable(last)) return Annotate(last, who);
     RETURN_IF_ERROR(shard.Health());
     if (MonotonicNow() >= deadline) {
       if (!leaves) shard.protocol().members().Abort(AbortReason::kGone, source, shard.rank());
-      return Annotate(last.status(), who);
+      return Annotate(last, who);
     }
     absl::SleepFor(kRetry);
   }
@@ -113,15 +125,24 @@ absl::Duration TransferTime(int64_t bytes) { return absl::Seconds(static_cast<do
 
 namespace {
 
-std::vector<ReshardPiece> PiecesToSend(const JobShard& held, const std::optional<ShardStorage>& wanted) {
-  const std::optional<Ending> ending = held.epoch_end().ending();
-  if (!wanted.has_value() || !ending.has_value() || ending->step == kNoStep) return {};
-  return PiecesOf(held.memory().storage(), *wanted);
-}
-
 int ParityOf(const JobShard& held) {
   const std::optional<Ending> ending = held.epoch_end().ending();
   return ending.has_value() ? ending->parity : 0;
+}
+
+int64_t StepOf(const JobShard& held) {
+  const std::optional<Ending> ending = held.epoch_end().ending();
+  return ending.has_value() ? ending->step : kNoStep;
+}
+
+// The shard of a member of now, without memory.
+absl::StatusOr<ShardStorage> WantedBy(const v1::TransferRequest& request, const JobSpec& spec) {
+  ASSIGN_OR_RETURN(const Plan plan, PlanOn(spec, request.mesh()));
+  if (request.rank() < 0 || request.rank() >= plan.num_ranks()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", request.rank(), " is not of mesh ", request.mesh(), ": 0 to ", plan.num_ranks() - 1));
+  }
+  return ShardStorage::Cut(plan, plan.PlaceOf(Rank(request.rank())).shard, StorageCut());
 }
 
 }  // namespace
@@ -137,21 +158,26 @@ const v1::Peer* OriginHolders::Find(const v1::Assignment& assignment, int was) {
   return nullptr;
 }
 
-TransferSource::TransferSource(std::shared_ptr<JobShard> held, std::optional<ShardStorage> wanted)
+TransferSource::Held TransferSource::HeldBy(const std::shared_ptr<JobShard>& shard) {
+  return {shard, shard->memory().storage(), ParityOf(*shard), StepOf(*shard)};
+}
+
+TransferSource::TransferSource(Held held, std::optional<ShardStorage> wanted)
     : held_(std::move(held)),
       wanted_(std::move(wanted)),
-      pieces_(PiecesToSend(*held_, wanted_)),
-      bytes_(held_->memory().storage(), ParityOf(*held_), ReshardBytes::Side::kFrom, pieces_),
+      pieces_(wanted_.has_value() && held_.step != kNoStep ? PiecesOf(held_.storage, *wanted_)
+                                                           : std::vector<ReshardPiece>()),
+      bytes_(held_.storage, held_.parity, ReshardBytes::Side::kFrom, pieces_),
       left_(bytes_.num_bytes()) {}
 
 // The hosts may not have agreed yet: then the header has no outcomes.
 absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::OpenEnding(std::shared_ptr<JobShard> held) {
   ASSIGN_OR_RETURN(std::string progress, held->epoch_end().progress());
-  std::unique_ptr<TransferSource> source(new TransferSource(std::move(held), std::nullopt));
+  std::unique_ptr<TransferSource> source(new TransferSource(HeldBy(held), std::nullopt));
   source->ending_.set_progress(std::move(progress));
-  if (const std::optional<Ending> ending = source->held_->epoch_end().ending(); ending.has_value()) {
+  if (const std::optional<Ending> ending = held->epoch_end().ending(); ending.has_value()) {
     source->ending_.set_step(ending->step);
-    source->ending_.set_outcomes(PackBequest(BequestOf(*source->held_->protocol().control(), *ending)));
+    source->ending_.set_outcomes(PackBequest(BequestOf(*held->protocol().control(), *ending)));
   }
   return source;
 }
@@ -163,20 +189,26 @@ absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared
     return absl::UnavailableError(
         absl::StrCat("epoch ", request.epoch(), " of job ", request.job(), " has not ended here yet; ask again"));
   }
-  ASSIGN_OR_RETURN(const Plan plan, PlanOn(held->spec(), request.mesh()));
-  if (request.rank() < 0 || request.rank() >= plan.num_ranks()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", request.rank(), " is not of mesh ", request.mesh(), ": 0 to ", plan.num_ranks() - 1));
+  ASSIGN_OR_RETURN(ShardStorage wanted, WantedBy(request, held->spec()));
+  return std::unique_ptr<TransferSource>(new TransferSource(HeldBy(held), std::move(wanted)));
+}
+
+absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared_ptr<const PeerCopies> copies,
+                                                                     const v1::TransferRequest& request) {
+  const std::optional<PeerCopies::Copy> copy = copies->Find(Rank(request.kept().rank()), request.kept().step());
+  if (!copy.has_value()) {
+    return absl::UnavailableError(absl::StrCat("no copy of rank ", request.kept().rank(), " of step ",
+                                               request.kept().step(), " is here, of epoch ", request.epoch()));
   }
-  ASSIGN_OR_RETURN(ShardStorage wanted,
-                   ShardStorage::Cut(plan, plan.PlaceOf(Rank(request.rank())).shard, StorageCut()));
+  ASSIGN_OR_RETURN(ShardStorage wanted, WantedBy(request, copies->spec()));
+  Held held{copy->snapshot, copy->snapshot->storage(), copy->parity, copy->step};
   return std::unique_ptr<TransferSource>(new TransferSource(std::move(held), std::move(wanted)));
 }
 
 v1::TransferHeader TransferSource::Begin() const {
   if (!ending_.progress().empty()) return ending_;
   v1::TransferHeader header;
-  header.set_step(held_->epoch_end().ending()->step);
+  header.set_step(held_.step);
   header.set_total_bytes(bytes_.num_bytes());
   return header;
 }

@@ -16,6 +16,7 @@
 #include "proto/shardmesh/v1/coordinator.pb.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "worker/job/job_shard.h"
+#include "worker/move/peer_copies.h"
 #include "worker/move/reshard.h"
 
 namespace shardmesh {
@@ -44,6 +45,9 @@ class TransferSource {
   // Errors of Shard.Transfer.
   static absl::StatusOr<std::unique_ptr<TransferSource>> Open(std::shared_ptr<JobShard> held,
                                                               const v1::TransferRequest& request);
+  // The same of what is kept (TransferRequest.kept).
+  static absl::StatusOr<std::unique_ptr<TransferSource>> Open(std::shared_ptr<const PeerCopies> copies,
+                                                              const v1::TransferRequest& request);
 
   v1::TransferHeader Begin() const;
   int64_t left() const { return left_; }  // bytes
@@ -52,10 +56,19 @@ class TransferSource {
   v1::TransferHeader End();  // REQUIRES: left() is 0
 
  private:
-  TransferSource(std::shared_ptr<JobShard> held, std::optional<ShardStorage> wanted);
+  // Bytes that somebody has of a step; kNoStep: none.
+  struct Held {
+    std::shared_ptr<const void> owner;
+    const ShardStorage& storage;
+    int parity = 0;
+    int64_t step = 0;
+  };
+  static Held HeldBy(const std::shared_ptr<JobShard>& shard);
+
+  TransferSource(Held held, std::optional<ShardStorage> wanted);
   static absl::StatusOr<std::unique_ptr<TransferSource>> OpenEnding(std::shared_ptr<JobShard> held);
 
-  const std::shared_ptr<JobShard> held_;
+  const Held held_;
   const std::optional<ShardStorage> wanted_;  // without memory; unset: nothing
   v1::TransferHeader ending_;                 // what is told of that
   std::vector<ReshardPiece> pieces_;
@@ -88,6 +101,12 @@ absl::StatusOr<Bequest> AskBequest(const EndingCall& call, const v1::Peer& peer)
 
 // How long bytes may be on the way, at least: a slow network's time.
 absl::Duration TransferTime(int64_t bytes);
+
+// Asks `peer` once for `pieces` of that step, into a storage whose data lies at parity 0; returns their digest.
+// Errors of `transfer`. FailedPrecondition: it has another step. DataLoss: bytes changed on the way.
+absl::StatusOr<uint64_t> FetchPieces(const FetchCall& transfer, const v1::Peer& peer,
+                                     const v1::TransferRequest& request, const ShardStorage& storage, int64_t step,
+                                     absl::Span<const ReshardPiece> pieces, const std::atomic<bool>& cancelled);
 
 struct Restoration {
   const v1::Assignment& assignment;

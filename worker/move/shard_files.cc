@@ -16,8 +16,10 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/stored_files.h"
+#include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "core/base/file_error.h"
 #include "core/base/status.h"
@@ -34,6 +36,8 @@ constexpr int64_t kReportBytes = 32 << 20, kPieceBytes = 256 << 10;
 constexpr int kNice = 19;                           // a 69th of a processor that others want
 constexpr absl::Duration kIdle = absl::Seconds(2);  // a job that has done nothing for so long does not step
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
+constexpr absl::Duration kRetry = absl::Milliseconds(2);
+constexpr absl::Duration kLongestRound = absl::Seconds(20);
 
 // A folder that is not there is the caller's to make.
 absl::Status FileFailed(absl::string_view verb, const std::string& path, int error) {
@@ -207,6 +211,16 @@ absl::Status CheckFiles(JobShard& shard, int64_t epoch, Feature feature) {
 }
 
 // Says again and again that it waits, so that a caller that has given up can say so.
+// A round of copies (copies=2) that has the place is over soon.
+absl::Status AskFor(JobShard& shard, const std::shared_ptr<Snapshot>& snapshot, const std::atomic<bool>& cancelled) {
+  const absl::Time until = MonotonicNow() + (shard.spec().copies > 1 ? kLongestRound : absl::ZeroDuration());
+  while (true) {
+    const absl::Status asked = shard.run().snapshots.Ask(snapshot);
+    if (!absl::IsAborted(asked) || MonotonicNow() >= until || cancelled.load()) return asked;
+    absl::SleepFor(kRetry);
+  }
+}
+
 absl::StatusOr<SnapshotPort::Copied> AwaitCopy(JobShard& shard, const std::atomic<bool>& cancelled,
                                                const ReportProgress& report, const v1::FileProgress& progress) {
   while (true) {
@@ -319,7 +333,7 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
   v1::FileProgress progress;
   progress.set_step(kNoStep);
   progress.set_bytes_total(BytesOf(PiecesIn(files, snapshot->storage(), 0)));
-  RETURN_IF_ERROR(shard.run().snapshots.Ask(snapshot));
+  RETURN_IF_ERROR(AskFor(shard, snapshot, cancelled));
   const absl::Cleanup take_away = [&] { shard.run().snapshots.TakeAway(); };
   ASSIGN_OR_RETURN(const SnapshotPort::Copied copied, AwaitCopy(shard, cancelled, report, progress));
   progress.set_step(copied.step);

@@ -170,6 +170,7 @@ absl::Status MembershipAgent::Heartbeat() {
     if (status.state() == v1::MEMBER_STATE_FAILED) status.mutable_error()->append(other_build_);
     *request.add_jobs() = std::move(status);
   }
+  for (v1::KeptCopies& copies : worker_.Copies()) *request.add_copies() = std::move(copies);
   ASSIGN_OR_RETURN(const v1::HeartbeatReply reply, coordinator_.Heartbeat(request, kCallTimeout));
   worker_.Reconcile({reply.assignments().begin(), reply.assignments().end()});
   return absl::OkStatus();

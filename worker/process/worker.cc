@@ -279,6 +279,7 @@ absl::StatusOr<std::shared_ptr<JobShard>> Worker::OpenShard(const std::shared_pt
   ASSIGN_OR_RETURN(std::shared_ptr<JobShard> shard,
                    JobShard::Create(std::move(options), task.plan, std::move(host), *memory, &entry->closing));
   if (!task.restores && !task.goes_back) RETURN_IF_ERROR(KeepWhole(*entry));
+  BeginCopies(*entry, task);
   if (entry->resumed) shard->protocol().members().GoesOn(MonotonicNanos(), options_.node->left().away_since_nanos);
   shard->Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));
   MutexLock lock(mu_);
@@ -305,6 +306,7 @@ absl::Status Worker::BecomeReady(const std::shared_ptr<Entry>& entry, const Task
     RETURN_IF_ERROR(KeepWhole(*entry));
     shard.Tick(MonotonicNanos(), heartbeat_timeout(), IsRetained(*entry));  // who attaches now knows
   }
+  if (task.ranks.alone()) EndCopies(task.spec.name, assignment.epoch());  // there are none of this one
   {
     MutexLock lock(mu_);
     entry->state = v1::MEMBER_STATE_READY;
@@ -331,6 +333,7 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   if (link != nullptr) WatchLead(entry, *link);
   if (entry->resumed && assignment.has_from()) EndBefore(*entry).IgnoreError();  // others may ask for what it held
   if (entry->resumed) AwaitClaims(entry, *shard);
+  if (assignment.rank() == 0) RunCopies(entry, *shard);
   return absl::OkStatus();
 }
 

@@ -23,7 +23,8 @@
 // that.
 //
 // A job that lost a shard of which no copy is left may go back to a checkpoint (Assignment.back): it is a new one to its
-// members, but each reads its shard from the checkpoint before it is READY.
+// members, but each reads its shard from the checkpoint before it is READY. So does a job with copies=2, whose members
+// keep its shards for each other in memory (worker/move/peer_copies.h): rank 0 has them copied, round after round.
 //
 // Thread-safe.
 #pragma once
@@ -50,10 +51,15 @@
 #include "worker/lead/hosts/host_meeting.h"
 #include "worker/memory/host_capacity.h"
 #include "worker/memory/memory.h"
+#include "worker/move/kept_copies.h"
 #include "worker/move/reform.h"
 #include "worker/node/node_link.h"
 
 namespace shardmesh {
+
+// Asks another worker, or this one (Shard.Copy); returns the last answer.
+using CopyFn = std::function<absl::StatusOr<v1::FileProgress>(const v1::Peer& to, const v1::CopyRequest& request,
+                                                              const ReportProgress& told, absl::Duration timeout)>;
 
 struct WorkerOptions {
   std::string name;
@@ -68,6 +74,7 @@ struct WorkerOptions {
   HostTransport transport;    // between hosts; with group_address
   MeetCall meet;              // how their first lead is asked; with group_address
   FetchCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
+  CopyFn copy;                // how rank 0 has members make copies; null: it does not
   FolderAccess checkpoint_folders;  // of Shard.Save and Shard.Load
   NodeLink* node = nullptr;         // of the host, outlives the worker; null: jobs end with this process
 };
@@ -93,6 +100,7 @@ class Worker {
   // not staged any more, or needs nothing of an older one.
   void Reconcile(const std::vector<v1::Assignment>& assignments);
   std::vector<v1::MemberStatus> Statuses() const;
+  std::vector<v1::KeptCopies> Copies() const;  // that it keeps
   // Called after a member's state changed (so that the next heartbeat goes out at once). When OnChange returns, the
   // callback before it is not running any more. The callback may not call OnChange.
   void OnChange(std::function<void()> callback);
@@ -110,6 +118,11 @@ class Worker {
   absl::StatusOr<std::shared_ptr<JobShard>> FindHeld(const std::string& job, int64_t epoch,
                                                      absl::string_view secret) const;
   std::vector<std::shared_ptr<JobShard>> Jobs() const;
+  // What it keeps of that epoch of a job with copies=2. Errors as FindHeld.
+  absl::StatusOr<std::shared_ptr<PeerCopies>> FindCopies(const std::string& job, int64_t epoch,
+                                                         absl::string_view secret) const;
+  // Shard.Copy. Errors as there, and those of `report`.
+  absl::Status Copy(const v1::CopyRequest& request, const std::atomic<bool>& cancelled, const ReportProgress& report);
 
   // A peer asks the lead for the shared segments: answers, waits for its "mapped", then holds the connection until it
   // ends, the job is closed, or `stop`.
@@ -220,6 +233,13 @@ class Worker {
   absl::Status ReadBack(Entry& entry, JobShard& shard);
   // And begins with it together with the other members, once the coordinator knows that all have read theirs.
   absl::Status GoBack(const std::shared_ptr<Entry>& entry, JobShard& shard);
+  // worker_copies.cc. Of a job with copies=2 on several hosts: room for this epoch's.
+  void BeginCopies(const Entry& entry, const Task& task);
+  // Of jobs that this worker is in no more, or that others took the name of: gives up what it keeps, after a while.
+  void DropCopies(const std::vector<v1::Assignment>& assignments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndCopies(const std::string& job, int64_t before);  // those of epochs before that one
+  // On rank 0: round after round, until the job is closed.
+  void RunCopies(const std::shared_ptr<Entry>& entry, JobShard& shard);
   // worker_retained.cc. What the last incarnation left of a job at one epoch; null: it is of no use.
   std::shared_ptr<Entry> ResumeOne(const RetainedJob& left);
   // The node's memory, if the job supports restarts where it is and there is a node; else what ends with the process.
@@ -254,6 +274,12 @@ class Worker {
   const std::unique_ptr<Memory> memory_;
   mutable Mutex mu_;
   Entries jobs_ ABSL_GUARDED_BY(mu_);
+  // What it keeps of an epoch, and since when it is not in the job.
+  struct Kept {
+    std::shared_ptr<PeerCopies> copies;
+    absl::Time left = absl::InfiniteFuture();
+  };
+  std::map<std::string, std::vector<Kept>> copies_ ABSL_GUARDED_BY(mu_);  // by job, the newest epoch first
   Entries staged_ ABSL_GUARDED_BY(mu_);  // what jobs will be, while they are at an older epoch
   std::vector<std::shared_ptr<Entry>> past_ ABSL_GUARDED_BY(mu_);   // closed ones of which a version is leased
   std::deque<std::shared_ptr<Entry>> closed_ ABSL_GUARDED_BY(mu_);  // for the reaper

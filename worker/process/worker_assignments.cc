@@ -46,6 +46,7 @@ void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
     jobs_ = std::move(keep);
     staged_ = std::move(keep_staged);
     for (const std::shared_ptr<Entry>& entry : gone) KeepLeased(entry);
+    DropCopies(assignments);
   }
   for (const std::shared_ptr<Entry>& entry : gone) {
     spdlog::info("event=job_closed job={} epoch={}", entry->assignment.spec().name(), entry->assignment.epoch());

@@ -20,9 +20,17 @@ uint64_t LoadIdOf(int64_t epoch) { return (static_cast<uint64_t>(epoch) << 1) | 
 }  // namespace
 
 absl::Status Worker::ReadBack(Entry& entry, JobShard& shard) {
-  const absl::StatusOr<uint64_t> digest =
-      LoadStored(shard, options_.checkpoint_folders, entry.assignment.back().checkpoint(),
-                 LoadIdOf(entry.assignment.epoch()), entry.closing);
+  const v1::Assignment& assignment = entry.assignment;
+  const v1::StoredCheckpoint& checkpoint = assignment.back().checkpoint();
+  const uint64_t load_id = LoadIdOf(assignment.epoch());
+  const auto read = [&]() -> absl::StatusOr<uint64_t> {
+    if (checkpoint.copied_at() == 0) {
+      return LoadStored(shard, options_.checkpoint_folders, checkpoint, load_id, entry.closing);
+    }
+    const auto kept = FindCopies(assignment.spec().name(), checkpoint.copied_at(), assignment.secret());
+    return LoadKept(shard, assignment, kept.ok() ? kept->get() : nullptr, options_.transfer, load_id, entry.closing);
+  };
+  const absl::StatusOr<uint64_t> digest = read();
   {
     MutexLock lock(mu_);
     if (digest.ok()) entry.loaded_digest = *digest;

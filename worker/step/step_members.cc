@@ -123,13 +123,17 @@ std::string StepMembers::RemedyOf(uint64_t word) const {
     default:
       break;
   }
-  const bool goes_back = view_.job->on_loss == OnLoss::kCheckpoint;
   if (!Lost().has_value()) return kAgain;
+  const bool copies = view_.job->copies > 1 && !view_.local.alone();
+  const bool goes_back = view_.job->on_loss == OnLoss::kCheckpoint;
+  const std::string from = copies      ? "from the newest step of which other hosts have copies"
+                           : goes_back ? "from its newest checkpoint"
+                                       : "";
   if (view_.plan->num_replicas() > 1) {
     return absl::StrCat("open the job again: where the others have a copy of each shard it goes on without that worker",
-                        goes_back ? ", and else from its newest checkpoint" : "");
+                        from.empty() ? "" : ", and else ", from);
   }
-  return goes_back ? "open the job again: it continues from its newest checkpoint" : kAgain;
+  return from.empty() ? std::string(kAgain) : absl::StrCat("open the job again: it continues ", from);
 }
 
 // The word may be another host's: it may name ranks that the job does not have.

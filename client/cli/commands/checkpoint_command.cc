@@ -238,6 +238,10 @@ void AddRestoreCommand(CLI::App& app, CommandResult& result) {
           "What if it loses a shard of which no copy is left: fail, or checkpoint, to go back to the newest one; "
           "as it was saved")
       ->type_name("WHAT");
+  command
+      ->add_option("--copies", flags->options.copies,
+                   "2: of a job on several hosts, another host keeps each shard, too; 1: none does; 0: as it was saved")
+      ->type_name("N");
   AddConnectionOptions(*command, flags->connection);
   command->footer(
       "The job goes on after the checkpoint's step with the bits that it had, whatever the mesh and the residency.\n"

@@ -107,6 +107,8 @@ Json JobToJson(const v1::JobDescription& job, bool with_members) {
                {"resharding", ReshardingText(job)},
                {"reshard_error", job.reshard_error()},
                {"on_loss", job.spec().on_loss() == v1::ON_LOSS_CHECKPOINT ? "checkpoint" : "fail"},
+               {"copies", std::max(1, job.spec().copies())},
+               {"copied", job.has_copied() ? Json(job.copied().step()) : Json()},
                {"checkpoints", Json::array()},
                {"gone_back", nullptr}};
   for (const v1::StoredCheckpoint& checkpoint : job.checkpoints()) {

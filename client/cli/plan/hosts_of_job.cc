@@ -41,7 +41,7 @@ nlohmann::ordered_json HostsToJson(const std::vector<HostOfJob>& hosts) {
   return all;
 }
 
-std::string DrawHosts(const std::vector<HostOfJob>& hosts, OnLoss on_loss) {
+std::string DrawHosts(const std::vector<HostOfJob>& hosts, OnLoss on_loss, int copies) {
   if (hosts.empty()) return "";
   Table table({"host", "ranks", "workers", "shards", "no replica elsewhere"});
   bool survives = true;
@@ -49,6 +49,11 @@ std::string DrawHosts(const std::vector<HostOfJob>& hosts, OnLoss on_loss) {
     table.AddRow({host.host, absl::StrJoin(host.ranks, ","), absl::StrJoin(host.workers, ","),
                   absl::StrJoin(host.shards, ","), host.only_here.empty() ? "-" : absl::StrJoin(host.only_here, ",")});
     survives = survives && host.only_here.empty();
+  }
+  if (!survives && copies > 1 && hosts.size() > 1) {
+    return absl::StrCat(table.ToString(),
+                        "The next host keeps a copy of each shard: the job goes back to the newest step "
+                        "of which it has all, if any one of\nthese hosts is lost.\n");
   }
   const std::string loss =
       survives ? "The others have a replica of each shard if any one of these hosts is lost: the job goes on if it can "

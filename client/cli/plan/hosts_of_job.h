@@ -25,6 +25,6 @@ std::vector<HostOfJob> HostsOfJob(const google::protobuf::RepeatedPtrField<v1::M
 // [{host, ranks, workers, shards, only_here}]
 nlohmann::ordered_json HostsToJson(const std::vector<HostOfJob>& hosts);
 // A table, and a sentence on the loss of a host. Empty where there are none.
-std::string DrawHosts(const std::vector<HostOfJob>& hosts, OnLoss on_loss);
+std::string DrawHosts(const std::vector<HostOfJob>& hosts, OnLoss on_loss, int copies);
 
 }  // namespace shardmesh

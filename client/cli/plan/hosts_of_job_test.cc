@@ -22,7 +22,7 @@ v1::JobDescription JobOn(const std::vector<std::pair<std::string, int>>& host_an
 
 TEST(HostsOfJob, ReplicasApart_LoseNothingWithAHost) {
   const auto hosts = HostsOfJob(JobOn({{"a", 0}, {"a", 1}, {"b", 0}, {"b", 1}}).members());
-  const std::string text = DrawHosts(hosts, OnLoss::kFail);
+  const std::string text = DrawHosts(hosts, OnLoss::kFail, 1);
   EXPECT_THAT(text, HasSubstr("host  ranks  workers  shards  no replica elsewhere\n"
                               "a     0,1    w0,w1    0,1                        -\n"
                               "b     2,3    w2,w3    0,1                        -\n"));
@@ -33,13 +33,17 @@ TEST(HostsOfJob, ReplicasApart_LoseNothingWithAHost) {
 
 TEST(HostsOfJob, ShardsOfOneHost_AreSaid) {
   const auto hosts = HostsOfJob(JobOn({{"a", 0}, {"a", 0}, {"b", 1}, {"b", 1}}).members());
-  EXPECT_THAT(DrawHosts(hosts, OnLoss::kFail), HasSubstr("b     2,3    w2,w3         1                     1\n"));
-  EXPECT_THAT(DrawHosts(hosts, OnLoss::kFail), HasSubstr("The job fails if it loses a host"));
-  EXPECT_THAT(DrawHosts(hosts, OnLoss::kCheckpoint), HasSubstr("goes back to its newest checkpoint if it loses a host"));
+  EXPECT_THAT(DrawHosts(hosts, OnLoss::kFail, 1), HasSubstr("b     2,3    w2,w3         1                     1\n"));
+  EXPECT_THAT(DrawHosts(hosts, OnLoss::kFail, 1), HasSubstr("The job fails if it loses a host"));
+  EXPECT_THAT(DrawHosts(hosts, OnLoss::kCheckpoint, 1),
+              HasSubstr("goes back to its newest checkpoint if it loses a host"));
+  EXPECT_THAT(DrawHosts(hosts, OnLoss::kFail, 2), HasSubstr("The next host keeps a copy of each shard"));
   EXPECT_EQ(HostsToJson(hosts)[0]["only_here"].dump(), "[0]");
 }
 
-TEST(HostsOfJob, WithoutMembers_NothingIsSaid) { EXPECT_EQ(DrawHosts(HostsOfJob(v1::JobDescription().members()), OnLoss::kFail), ""); }
+TEST(HostsOfJob, WithoutMembers_NothingIsSaid) {
+  EXPECT_EQ(DrawHosts(HostsOfJob(v1::JobDescription().members()), OnLoss::kFail, 1), "");
+}
 
 }  // namespace
 }  // namespace shardmesh

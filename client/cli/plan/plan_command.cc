@@ -158,7 +158,7 @@ absl::StatusOr<std::string> PlanOf(Client& client, const Flags& flags) {
     json["hosts"] = HostsToJson(hosts);
     return JsonLine(json);
   }
-  return absl::StrCat(DrawPlan(job, plan), hosts.empty() ? "" : "\n", DrawHosts(hosts, job.on_loss));
+  return absl::StrCat(DrawPlan(job, plan), hosts.empty() ? "" : "\n", DrawHosts(hosts, job.on_loss, job.copies));
 }
 
 }  // namespace

@@ -256,6 +256,10 @@ absl::StatusOr<JobSpec> RestoredSpec(JobSpec spec, const RestoreOptions& options
   if (!options.on_loss.empty()) {
     ASSIGN_OR_RETURN(spec.on_loss, ParseOnLoss(options.on_loss));
   }
+  if (options.copies < 0 || options.copies > 2) {
+    return absl::InvalidArgumentError(absl::StrCat("copies is ", options.copies, "; it is 1 or 2"));
+  }
+  if (options.copies != 0) spec.copies = static_cast<int>(options.copies);
   if (options.bucket_elements != 0) spec.bucket_elements = options.bucket_elements;
   if (options.prefetch_buckets < 0 || options.prefetch_buckets > kMaxPrefetchBuckets) {
     return absl::InvalidArgumentError(

@@ -72,6 +72,7 @@ struct RestoreOptions {
   int64_t prefetch_buckets = 0;
   // "fail" or "checkpoint"; empty: as it was saved.
   std::string on_loss;
+  int64_t copies = 0;  // JobSpec::copies; 0: as it was saved
   // As SaveOptions::record, of the checkpoint that is restored.
   bool record = true;
 };

@@ -332,6 +332,14 @@ absl::StatusOr<v1::FileProgress> ShardTransport::Save(const v1::SaveRequest& req
   return ReadProgress("Save", context, *v1::Shard::NewStub(channel_)->Save(&context, request), progress);
 }
 
+absl::StatusOr<v1::FileProgress> ShardTransport::Copy(const v1::CopyRequest& request, const Progress& progress,
+                                                      absl::Duration timeout) {
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  HelpReconnect(*channel_, timeout);
+  return ReadProgress("Copy", context, *v1::Shard::NewStub(channel_)->Copy(&context, request), progress);
+}
+
 absl::StatusOr<v1::FileProgress> ShardTransport::Load(const v1::LoadRequest& request, const Progress& progress,
                                                       absl::Duration timeout) {
   grpc::ClientContext context;

@@ -60,6 +60,8 @@ class ShardTransport {
   // Write the worker's shard to files, read it from there, and begin with it: `progress` is called with every answer,
   // and ends the call with an error. Both return the last answer. DataLoss: it ended before all bytes were done.
   using Progress = std::function<absl::Status(const v1::FileProgress&)>;
+  absl::StatusOr<v1::FileProgress> Copy(const v1::CopyRequest& request, const Progress& progress,
+                                        absl::Duration timeout);
   absl::StatusOr<v1::FileProgress> Save(const v1::SaveRequest& request, const Progress& progress,
                                         absl::Duration timeout);
   absl::StatusOr<v1::FileProgress> Load(const v1::LoadRequest& request, const Progress& progress,

@@ -13,7 +13,7 @@ from .. import _client, _dcp, errors
 
 # What may be another: where and how the job runs, how it is read, and the learning rate, which is a step's own.
 _FREE = ("name", "mesh", "publish_every", "publications", "residency", "bucket_elements", "prefetch_buckets",
-         "check_every", "non_finite", "slot_timeout_ms", "trainers", "on_loss")
+         "check_every", "non_finite", "slot_timeout_ms", "trainers", "on_loss", "copies")
 _LISTED = 5  # names of each kind, in an error
 
 

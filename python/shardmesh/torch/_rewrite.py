@@ -87,7 +87,7 @@ def rewrite(
         with started.replaced(f"{_ADVICE} {adopted}", scratch.keep) as uid:
             started.client._core.restore(
                 adopted, name="", mesh="", gather="", fit_mesh=False, timeout=started.plan.timeout, progress=None,
-                replaces_uid=uid, residency="", bucket_elements=0, prefetch_buckets=0, on_loss="", record=False)
+                replaces_uid=uid, residency="", bucket_elements=0, prefetch_buckets=0, on_loss="", copies=0, record=False)
     started.renew()
     started.session.begin(None)
 

@@ -188,7 +188,7 @@ class Started:
             chosen = self.plan.specification
             job = self.client.restore(
                 path, name=self.name, mesh=chosen["mesh"], residency=chosen["residency"], fit_mesh=True,
-                on_loss=chosen["on_loss"],
+                on_loss=chosen["on_loss"], copies=chosen["copies"],
                 bucket_elements=int(self.spec.get("bucket_elements", BUCKET_ELEMENTS)),
                 prefetch_buckets=int(self.spec.get("prefetch_buckets", PREFETCH_BUCKETS)), timeout=self.plan.timeout)
             LOG.info("job %s continues from %s on mesh %s", self.name, path, job.mesh)

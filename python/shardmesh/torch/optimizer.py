@@ -66,6 +66,8 @@ class Optimizer(torch.optim.Optimizer):
     on_loss: what if the job loses weights of which no copy is left. "fail"; or "checkpoint": it goes back to the newest
     checkpoint that was saved of it (Optimizer.save(), shardctl checkpoint). Then step() gives this rank the weights of
     that, and (on_went_back) "raise": raises WentBack, which has the step; "continue": returns, with `last` skipped.
+    copies: 2, of a job on several hosts: another host keeps each shard's weights and states, too, as they were after one
+    of the last steps. If a host is lost, the job goes back to that step by itself, and on_went_back says what step() does.
     resume: a checkpoint, or a folder of them, of which the newest; every rank sees it. The job and the model's buffers
     are as they were then; without mesh= the job gets the saved one, or if that does not fit the workers, one that does.
     join: what if the job has weights already, of an earlier run. None: this run takes them, continues there, and warns;
@@ -106,6 +108,7 @@ class Optimizer(torch.optim.Optimizer):
         seed: int = 0,
         publish_every: Optional[int] = None,
         on_loss: str = "fail",
+        copies: int = 1,
         on_went_back: str = "raise",
         resume: Optional[str] = None,
         join: Optional[bool] = None,
@@ -121,6 +124,7 @@ class Optimizer(torch.optim.Optimizer):
                 "weights": weights, "states": states, "gather": gather, "gradients": gradients,
                 "name": "model" if job is None else job, "mesh": mesh, "residency": residency, "clip_norm": clip_norm,
                 "seed": seed, "publish_every": -1 if publish_every is None else publish_every, "on_loss": on_loss,
+                "copies": copies,
             },
         )
         self._started = _setup.Started(params, model, plan)
@@ -230,7 +234,7 @@ class Optimizer(torch.optim.Optimizer):
     def _commit(self, wanted: int, again: bool, learning_rates: list[float], loss_scale: float) -> tuple[bool, Reply]:
         """Whether the job has gone back instead, and how the step went. again: a call for the same step was interrupted."""
         while self._over is not None or self._session.committed < wanted or isinstance(self._slots, SlotPuller):
-            if self._over is not None and (gone_back := self._come_back(self._over)) is not None:
+            if self._over is not None and (gone_back := self._come_back(self._over, wanted - 1)) is not None:
                 return True, Reply(gone_back.step, False, True, self._tell(gone_back, wanted - 1), None)
             try:
                 if again:
@@ -242,10 +246,15 @@ class Optimizer(torch.optim.Optimizer):
                 self._over = error
         return False, Reply(wanted, True, False, "", None)
 
-    def _come_back(self, error: errors.Error) -> Optional[GoneBack]:
-        """To the job as it is now. Whatever ends this call, the next one begins again."""
+    def _come_back(self, error: errors.Error, newest: int) -> Optional[GoneBack]:
+        """To the job as it is now; to which step it went back, if any is lost. Whatever ends this call, the next one
+        begins again.
+
+        newest: the last step that this rank has done."""
         self._over = error
         gone_back = self._session.reopen(error)
+        if gone_back is not None and max(gone_back.lost_step, newest) <= gone_back.step:
+            gone_back = None  # its weights are those that this rank has: the step is sent again
         self._place_again()
         self._slots.attach(self._session)
         if gone_back is None:
@@ -260,8 +269,9 @@ class Optimizer(torch.optim.Optimizer):
         self._slots.clear()
         self._placed.refresh()
         lost = max(gone_back.lost_step, newest)
-        text = (f"job {self._started.name} went back to step {gone_back.step}, of checkpoint {gone_back.checkpoint}, since "
-                f"{gone_back.cause}; steps up to {lost} are lost")
+        place = f"checkpoint {gone_back.checkpoint}" if gone_back.checkpoint else "copies that its workers kept"
+        text = (f"job {self._started.name} went back to step {gone_back.step}, of {place}, since {gone_back.cause}; steps "
+                f"up to {lost} are lost")
         self._wanted = None
         self._session.came_back()
         self._over = None
@@ -271,12 +281,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_came_back(self) -> None:
         """Before the job is read by its name: that this rank is where the job is. WentBack: it was not."""
-        if self._started.plan.specification["on_loss"] != "checkpoint" or self._residence is not None:
+        specification = self._started.plan.specification
+        if (specification["on_loss"] != "checkpoint" and specification["copies"] == 1) or self._residence is not None:
             return
         newest = self._session.committed
         if self._over is None and not self._session.is_behind():
             return
-        gone_back = self._come_back(self._over or errors.Unavailable("it is at a later epoch"))
+        gone_back = self._come_back(self._over or errors.Unavailable("it is at a later epoch"), newest)
         if gone_back is not None:
             LOG.warning("%s", self._tell(gone_back, newest))
 

@@ -33,7 +33,7 @@ def specification(
     facts: Facts, algorithm: str = "AdamW", hyperparameters: Optional[Mapping[str, Any]] = None, *, name: str,
     weights: Formats = None, states: Formats = "fp32", gather: Formats = "stored", gradients: Optional[str] = None,
     mesh: Optional[str] = None, slots: int = 1, trainers: Optional[int] = None, residency: str = "full",
-    clip_norm: float = 0.0, seed: int = 0, publish_every: int = 1, on_loss: str = "fail",
+    clip_norm: float = 0.0, seed: int = 0, publish_every: int = 1, on_loss: str = "fail", copies: int = 1,
 ) -> dict[str, Any]:
     """The job `name`. Its parameters have canonical names (create and open it with canonical_rules(facts)).
 
@@ -56,7 +56,7 @@ def specification(
         "gradient_format": _enum("gradients", _gradients(facts) if gradients is None else gradients),
         "seed": _integer("seed", seed), "publish_every": _integer("publish_every", publish_every),
         "clip_norm": float(clip_norm), "residency": _enum("residency", residency),
-        "on_loss": _enum("on_loss", on_loss),
+        "on_loss": _enum("on_loss", on_loss), "copies": _integer("copies", copies),
     }
     if mesh is not None:
         spec["mesh"] = _mesh(mesh)

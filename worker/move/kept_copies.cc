@@ -1,0 +1,173 @@
+#include "worker/move/kept_copies.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "core/base/status.h"
+#include "core/mesh/reform.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kSlice = absl::Milliseconds(100);
+constexpr absl::Duration kRetry = absl::Milliseconds(5);
+
+v1::TransferRequest RequestFor(const v1::Assignment& assignment, int64_t epoch, const std::string& mesh, int rank,
+                               int kept_rank, int64_t step) {
+  v1::TransferRequest request;
+  request.set_job(assignment.spec().name());
+  request.set_epoch(epoch);
+  request.set_mesh(mesh);
+  request.set_rank(rank);
+  request.set_secret(assignment.secret());
+  request.mutable_kept()->set_rank(kept_rank);
+  request.mutable_kept()->set_step(step);
+  return request;
+}
+
+// The copy that another member keeps here: asks until that one has made its own.
+absl::StatusOr<uint64_t> TakeOther(const CopyCall& call, int64_t step) {
+  PeerCopies& copies = call.copies;
+  const int other = copies.other().value();
+  ASSIGN_OR_RETURN(std::shared_ptr<Snapshot> room, copies.Room(copies.other()));
+  const std::vector<ReshardPiece> pieces = PiecesOf(room->storage(), room->storage());
+  const v1::TransferRequest request =
+      RequestFor(call.assignment, copies.epoch().value(), copies.spec().mesh.ToString(), other, other, step);
+  v1::FileProgress progress;
+  progress.set_step(step);
+  while (true) {
+    RETURN_IF_ERROR(call.report(progress));
+    const absl::StatusOr<uint64_t> digest = FetchPieces(call.transfer, call.assignment.peers(other), request,
+                                                        room->storage(), step, pieces, call.cancelled);
+    if (digest.ok()) {
+      copies.Put(copies.other(), {step, 0, std::move(room)});
+      return digest;
+    }
+    if (call.cancelled.load()) return absl::CancelledError("the caller is gone");
+    if (!absl::IsUnavailable(digest.status())) return digest;
+    RETURN_IF_ERROR(call.shard.Health());
+    absl::SleepFor(kRetry);
+  }
+}
+
+}  // namespace
+
+absl::Status CopyShards(const CopyCall& call) {
+  JobShard& shard = call.shard;
+  if (shard.protocol().committed_step().value() == kNoStep) {
+    return absl::FailedPreconditionError(absl::StrCat("job ", shard.spec().name, " has no initial weights yet"));
+  }
+  ASSIGN_OR_RETURN(std::shared_ptr<Snapshot> room, call.copies.Room(call.copies.own()));
+  SnapshotPort& port = shard.run().snapshots;
+  RETURN_IF_ERROR(port.Ask(room));
+  std::optional<SnapshotPort::Copied> copied;
+  {
+    const absl::Cleanup take_away = [&] { port.TakeAway(); };
+    v1::FileProgress ready;
+    ready.set_step(kNoStep);
+    while (!copied.has_value()) {
+      RETURN_IF_ERROR(call.report(ready));
+      copied = port.Await(kSlice);
+      if (call.cancelled.load()) return absl::CancelledError("the caller is gone");
+      RETURN_IF_ERROR(shard.Health());
+    }
+  }
+  call.copies.Put(call.copies.own(), {copied->step, copied->parity, std::move(room)});
+  ASSIGN_OR_RETURN(const uint64_t digest, TakeOther(call, copied->step));
+  v1::FileProgress done;
+  done.set_step(copied->step);
+  done.set_bytes_total(1);
+  done.set_bytes_done(1);
+  done.set_digest(digest);
+  return call.report(done);
+}
+
+namespace {
+
+// Takes what a shard of the older epoch has of this one.
+class KeptReader {
+ public:
+  KeptReader(JobShard& shard, const v1::Assignment& assignment, const PeerCopies* kept, const FetchCall& transfer,
+             const std::atomic<bool>& cancelled)
+      : shard_(shard), assignment_(assignment), kept_(kept), transfer_(transfer), cancelled_(cancelled) {}
+
+  // The digest of the whole shard.
+  absl::StatusOr<uint64_t> Read() {
+    const v1::Back& back = assignment_.back();
+    ASSIGN_OR_RETURN(const Plan before, PlanOn(shard_.spec(), back.mesh()));
+    if (back.hosts() < 1 || before.num_ranks() % back.hosts() != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(before.num_ranks(), " ranks were on ", back.hosts(), " hosts"));
+    }
+    uint64_t digest = 0;
+    for (int s = 0; s < before.num_shards(); ++s) {
+      ASSIGN_OR_RETURN(const ShardStorage cut, ShardStorage::Cut(before, s, StorageCut(), &cancelled_));
+      const std::vector<ReshardPiece> pieces = PiecesOf(cut, shard_.memory().storage());
+      if (pieces.empty()) continue;
+      ASSIGN_OR_RETURN(const uint64_t part, ReadOf(before, s, pieces));
+      digest += part;
+    }
+    return digest;
+  }
+
+ private:
+  absl::StatusOr<uint64_t> ReadOf(const Plan& before, int s, const std::vector<ReshardPiece>& pieces) {
+    const v1::Back& back = assignment_.back();
+    const int64_t step = back.checkpoint().step();
+    absl::Status last = absl::UnavailableError("no worker that is there keeps it");
+    for (int replica = 0; replica < before.num_replicas(); ++replica) {
+      const Rank rank = before.RankOf({s, replica});
+      const std::optional<PeerCopies::Copy> here = kept_ == nullptr ? std::nullopt : kept_->Find(rank, step);
+      if (here.has_value()) return CopyHere(*here, pieces);
+      const int64_t keeper = CopyKeeper(rank.value(), before.num_ranks(), back.hosts());
+      for (const v1::Peer& holder : back.holders()) {
+        if (holder.rank() != rank.value() && holder.rank() != keeper) continue;
+        const v1::TransferRequest request =
+            RequestFor(assignment_, back.checkpoint().copied_at(), shard_.spec().mesh.ToString(), assignment_.rank(),
+                       rank.value(), step);
+        const absl::StatusOr<uint64_t> digest =
+            FetchPieces(transfer_, holder, request, shard_.memory().storage(), step, pieces, cancelled_);
+        if (digest.ok()) return digest;
+        if (cancelled_.load()) return absl::CancelledError("the job is assigned anew");
+        last = Annotate(digest.status(), absl::StrCat("worker ", holder.worker(), " (was rank ", holder.rank(), ")"));
+      }
+    }
+    return absl::UnavailableError(
+        absl::StrCat("shard ", s, " of ", before.num_shards(), " as it was after step ", step, ": ", last.message()));
+  }
+
+  uint64_t CopyHere(const PeerCopies::Copy& copy, const std::vector<ReshardPiece>& pieces) const {
+    const ShardStorage& to = shard_.memory().storage();
+    CopyPieces(copy.snapshot->storage(), copy.parity, to, 0, pieces);
+    ReshardBytes bytes(to, 0, ReshardBytes::Side::kTo, pieces);
+    while (!bytes.Next(bytes.num_bytes()).empty()) {
+    }
+    return bytes.digest();
+  }
+
+  JobShard& shard_;
+  const v1::Assignment& assignment_;
+  const PeerCopies* const kept_;
+  const FetchCall& transfer_;
+  const std::atomic<bool>& cancelled_;
+};
+
+}  // namespace
+
+absl::StatusOr<uint64_t> LoadKept(JobShard& shard, const v1::Assignment& assignment, const PeerCopies* kept,
+                                  const FetchCall& transfer, uint64_t load_id, const std::atomic<bool>& cancelled) {
+  if (transfer == nullptr) return absl::UnavailableError("no way to ask for copies");
+  uint64_t digest = 0;
+  const Step step(assignment.back().checkpoint().step());
+  RETURN_IF_ERROR(shard.run().engine.Load(load_id, step, [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(digest, KeptReader(shard, assignment, kept, transfer, cancelled).Read());
+    return absl::OkStatus();
+  }));
+  return digest;
+}
+
+}  // namespace shardmesh
