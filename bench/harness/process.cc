@@ -60,6 +60,15 @@ double Process::ProcessorSeconds() const {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+double Process::PeakBytes() const {
+  std::ifstream status(absl::StrCat("/proc/", pid_, "/status"));
+  double kibibytes = 0;
+  for (std::string word; status >> word;) {
+    if (word == "VmHWM:") status >> kibibytes;
+  }
+  return kibibytes * 1024;
+}
+
 absl::Status Process::WriteLine(absl::string_view line) {
   const std::string bytes = absl::StrCat(line, "\n");
   if (write(to_.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size())) return absl::OkStatus();

@@ -33,6 +33,8 @@ class Process {
 
   // Processor time used so far, by all of its threads.
   double ProcessorSeconds() const;
+  // The most memory that it had resident at a time so far.
+  double PeakBytes() const;
 
   // The first line of a file, once the program has written it. Errors as ReadLine.
   absl::StatusOr<std::string> AwaitFile(const std::string& path, absl::Duration timeout);

@@ -383,10 +383,10 @@ bool Coordinator::AwaitsHost(Transaction& transaction, const MemberReport& repor
 // until it is heard again: a dead one would have this one assigned to it once more.
 void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job,
                                const WorkerIdentity& worker, absl::Time now) {
-  const std::string cause = absl::StrCat(Member(worker, report.rank), " failed: ", report.error);
   const SharedList<MemberRecord> members = job.record.members;
   if (report.lost_rank < 0 || report.lost_rank >= static_cast<int32_t>(members.size())) {
     if (job.record.goes_back && report.unreadable) return ApplyRead(transaction, report, job, worker, now);
+    const std::string cause = absl::StrCat(Member(worker, report.rank), " failed: ", report.error);
     const bool reforms =
         job.record.state == JobState::kPreparing && (job.record.from_epoch > 0 || job.record.goes_back);
     if (!reforms) return FailJob(transaction, report.job, cause);
@@ -397,6 +397,8 @@ void Coordinator::ApplyFailure(Transaction& transaction, const MemberReport& rep
   }
   if (AwaitsHost(transaction, report, worker, now)) return;  // it is said again with the next heartbeat
   const MemberRecord lost = members[report.lost_rank];
+  const std::string cause = absl::StrCat(Member(lost.worker, report.lost_rank), " is lost, as ",
+                                         Member(worker, report.rank), " says: ", report.error);
   const bool prepared = job.record.state == JobState::kPreparing;
   LoseMember(transaction, report.job, report.lost_rank, cause, now);
   const bool goes_on = prepared || job.record.state == JobState::kPreparing || job.record.goes_back;

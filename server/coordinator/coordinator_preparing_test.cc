@@ -126,7 +126,7 @@ TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_TheNextIncarnationTakesItsPlace)
 TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_OfAReadyJob_FailsIt) {
   MakeReadyJob();
   Beat("a", {BIsGone()});
-  EXPECT_THAT(View("j").error, HasSubstr("worker a (rank 0, pid 71) failed: worker b (rank 1, pid 71) is gone"));
+  EXPECT_THAT(View("j").error, HasSubstr("worker b (rank 1, pid 71) is lost, as worker a (rank 0, pid 71) says: "));
   ASSERT_OK(c_->CreateJob(SmallJob("k", 2), now_));
   EXPECT_EQ(View("k").state, JobState::kPreparing) << "b may live";
 }

@@ -272,7 +272,7 @@ TEST_F(ReformTest, LostAgain_WithACopyOfEveryShard_GoesOnFromTheSameEpoch) {
   ExpectReforms(3, {"c", "d"}, {2, 3}, "ddp=2,fsdp=1");
   Beat("a");
   Beat("d", {Failed("d", 0)});
-  ExpectFailed("worker d (rank 1, pid 71) failed", "it cannot re-form: shard 0 has no other copy");
+  ExpectFailed("worker c (rank 0, pid 71) is lost, as worker d", "it cannot re-form: shard 0 has no other copy");
   EXPECT_EQ(Told("d").from.epoch, 1) << "it still has what it had";
 }
 
@@ -361,7 +361,7 @@ TEST_F(ReformTest, AMemberThatCannotTakeItsPlace_IsDoneWithout_AndNotAskedAgain)
   ExpectReforms(3, {"c", "d"}, {2, 3}, "ddp=2,fsdp=1");
   EXPECT_EQ(View("j").committed_step, 9);
   Beat("c", {Failed("c", 1)});
-  ExpectFailed("worker c (rank 0, pid 71) failed", "shard 1 has no other copy", "newest known step is 9");
+  ExpectFailed("worker d (rank 1, pid 71) is lost, as worker c", "shard 1 has no other copy", "newest known step is 9");
 }
 
 TEST_F(ReformTest, JobsThatDoNot_SayWhy) {

@@ -70,17 +70,37 @@ std::string ReshardingText(const v1::JobDescription& job) {
                       absl::StrJoin(job.resharding().preparing(), ", "));
 }
 
+// Of a job that keeps copies: what a loss of a host would leave of it. Empty: it keeps none.
+std::string CopiesText(const v1::JobDescription& job) {
+  if (job.spec().copies() < 2 || job.state() != v1::JOB_STATE_READY || job.members().empty()) return "";
+  const std::string& host = job.members(0).host_id();
+  const bool alone = std::all_of(job.members().begin(), job.members().end(),
+                                 [&](const v1::Member& member) { return member.host_id() == host; });
+  if (alone) return "no copies: all its workers are on one host";
+  if (!job.has_copied()) return "no copies yet";
+  return absl::StrCat("copies of step ", job.copied().step());
+}
+
+std::string GoneBackText(const v1::JobDescription& job) {
+  const v1::GoneBack& back = job.gone_back();
+  if (!job.has_gone_back() || back.epoch() != job.epoch()) return "";
+  const int64_t step = back.checkpoint().step();
+  const std::string where = back.checkpoint().copied_at() > 0 ? "copies of step " : "a checkpoint of step ";
+  const std::string lost =
+      back.lost_step() > step ? absl::StrCat(", from step ", back.lost_step()) : ", without a loss";
+  return absl::StrCat("went back to ", where, step, lost, ": ", back.cause());
+}
+
 std::string Note(const v1::JobDescription& job) {
   if (const std::string resharding = ReshardingText(job); !resharding.empty()) return resharding;
   if (const std::string waiting_for = WaitingFor(job); !waiting_for.empty()) {
     return absl::StrCat("waiting for ", waiting_for);
   }
-  const std::string error = ErrorOf(job);
-  if (error.empty() && !job.reshard_error().empty()) return absl::StrCat("stayed on its mesh: ", job.reshard_error());
-  if (const v1::GoneBack& back = job.gone_back(); error.empty() && job.has_gone_back() && back.epoch() == job.epoch()) {
-    return absl::StrCat("went back from step ", back.lost_step(), " to ", back.checkpoint().step(), ": ", back.cause());
-  }
-  return error.empty() ? "-" : error;
+  if (std::string error = ErrorOf(job); !error.empty()) return error;
+  if (!job.reshard_error().empty()) return absl::StrCat("stayed on its mesh: ", job.reshard_error());
+  const std::string copies = CopiesText(job), back = GoneBackText(job);
+  if (copies.empty() && back.empty()) return "-";
+  return absl::StrCat(copies, copies.empty() || back.empty() ? "" : "; ", back);
 }
 
 Json MemberToJson(const v1::Member& member) {
@@ -176,7 +196,9 @@ void AddJobsCommand(CLI::App& app, CommandResult& result) {
   command->footer(
       "committed and published are as of the last heartbeat; workers: how many live, of how many the mesh has; note: "
       "why\n"
-      "a job failed, or what it waits for (in JSON \"error\" and \"waiting_for\").\n"
+      "a job failed, what it waits for, or of which step each shard is on two hosts (in JSON \"error\", "
+      "\"waiting_for\"\n"
+      "and \"copied\").\n"
       "Examples:\n"
       "  shardctl jobs\n"
       "  shardctl jobs llama --coordinator 10.0.0.1:7000 --tls-cert me.pem --tls-key me.key --tls-ca ca.pem\n"
