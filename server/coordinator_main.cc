@@ -23,6 +23,7 @@
 #include "rpc/tls/tls_flags.h"
 #include "server/coordinator/coordinator.h"
 #include "server/service/coordinator_service.h"
+#include "server/service/hosts_service.h"
 #include "server/store/store.h"
 
 namespace shardmesh {
@@ -40,6 +41,7 @@ struct Flags {
   std::string state = "./shardmesh.db";
   int heartbeat_interval_ms = 500;
   int heartbeat_timeout_ms = 3000;
+  int max_workers = CoordinatorOptions().max_workers;
   std::string default_mesh;
   std::string log_level = "info";
   std::string address_file;
@@ -65,6 +67,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
   AddTlsFileFlags(app, flags.server.tls);
   app.add_option("--max-connections", flags.server.max_connections, "open connections in all")
       ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app.add_option("--max-workers", flags.max_workers, "names of workers known at once")
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--log-level", flags.log_level, "trace, debug, info, warn, error or off")->capture_default_str();
   app.add_option("--address-file", flags.address_file, "file to write host:port to, once calls are served");
@@ -105,6 +110,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorService>> MakeService(const Flags& fla
   }
   CoordinatorOptions machine;
   machine.heartbeat_timeout = options.heartbeat_timeout;
+  machine.max_workers = flags.max_workers;
   options.max_jobs = machine.max_jobs;
   ASSIGN_OR_RETURN(auto coordinator, Coordinator::Create(machine, std::move(store), clock.Now()));
   return std::make_unique<CoordinatorService>(options, std::move(coordinator), clock);
@@ -115,7 +121,8 @@ absl::Status Run(const Flags& flags) {
   RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
   const RealClock clock;
   ASSIGN_OR_RETURN(const std::unique_ptr<CoordinatorService> service, MakeService(flags, clock));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(flags.server, {service.get()}));
+  HostsService hosts(*service);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(flags.server, {service.get(), &hosts}));
   if (!flags.address_file.empty()) RETURN_IF_ERROR(WriteAddressFile(flags.address_file, server->address()));
   spdlog::info("event=listening address={} state={} heartbeat_timeout_ms={}", server->address(), Quoted(flags.state),
                flags.heartbeat_timeout_ms);
@@ -130,6 +137,7 @@ absl::Status Run(const Flags& flags) {
     store_works = ticked.ok();
   }
   spdlog::info("event=stopping");
+  hosts.End();
   server->Drain(kDrainGrace);
   (void)service->Tick();  // stores what heartbeats said last
   return absl::OkStatus();

@@ -40,7 +40,7 @@ ROOMS = {
     "local": ("descriptor", "process", "memory", "socket", "device"),
     "rpc": ("base", "tls", "connections", "calls", ""),
     "server": ("store", "jobs", "seats", "coordinator", "service", ""),
-    "worker": ("control", "memory", "versions", "transport", "transport/nccl", "transport/secure", "step", "pass", "pass/device", "lead", "lead/hosts", "job", "move", "node", "process",
+    "worker": ("control", "memory", "versions", "transport", "transport/nccl", "transport/secure", "step", "pass", "pass/device", "lead", "lead/hosts", "job", "move", "relay", "node", "process",
                "doors"),
 }
 # Source files at most that lie in one folder, whichever it is; public functions at most of a class, but for tables of a foreign library's functions.

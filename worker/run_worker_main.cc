@@ -42,6 +42,7 @@
 #include "worker/pass/device/device_pass.h"
 #include "worker/process/membership_agent.h"
 #include "worker/process/worker.h"
+#include "worker/relay/relayed_coordinator.h"
 
 namespace shardmesh {
 namespace {
@@ -55,7 +56,7 @@ struct Flags {
   std::string listen = "127.0.0.1:0";
   std::string advertise;
   std::string name;
-  std::string host_name;
+  std::string host_name, heartbeats;
   std::string group_address;
   std::string local_dir;
   std::string address_file;
@@ -106,6 +107,9 @@ void AddFlags(CLI::App& app, Flags& flags) {
                "authenticated, and a wrong byte may end the process: a network that nobody else reaches");
   app.add_option("--host-name", flags.host_name,
                  "workers of one host with other names count as on other hosts, and share no memory");
+  app.add_option("--heartbeats", flags.heartbeats,
+                 "where heartbeats go first, to reach the coordinator with those of this host's other workers "
+                 "(shardmesh-node sets it). Unset, or if nothing answers there: to the coordinator itself");
   AddStepFlags(app, flags);
   app.add_option("--checkpoint-root", flags.checkpoint_roots,
                  "folder below which checkpoints are saved and loaded; may be given several times. Unset: the folders "
@@ -380,6 +384,16 @@ absl::Status ServeUntilStopped(const Flags& flags, CoordinatorTransport& coordin
   return end;
 }
 
+absl::StatusOr<std::unique_ptr<CoordinatorTransport>> ReachCoordinator(const Flags& flags, const std::string& name) {
+  ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
+  if (flags.heartbeats.empty()) return coordinator;
+  absl::StatusOr<std::unique_ptr<CoordinatorTransport>> relay =
+      NewGrpcCoordinatorTransport(flags.heartbeats, flags.tls);
+  if (!relay.ok()) return Annotate(relay.status(), "--heartbeats");
+  return std::unique_ptr<CoordinatorTransport>(
+      std::make_unique<RelayedCoordinator>(name, std::move(coordinator), *std::move(relay)));
+}
+
 absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   StopSignal stop;
   RETURN_IF_ERROR(PrepareProcess({flags.log_level, true, kMinThreads + flags.threads}));
@@ -387,7 +401,7 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   ASSIGN_OR_RETURN(const std::string host_id, HostId());
   std::unique_ptr<NodeLink> node;
   ASSIGN_OR_RETURN(v1::JoinRequest identity, Identify(flags, host_id, node));
-  ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
+  ASSIGN_OR_RETURN(const auto coordinator, ReachCoordinator(flags, identity.name()));
   ASSIGN_OR_RETURN(const WorkerOptions options, OptionsOf(flags, cuda, identity.name(), node.get()));
   Worker worker(options, NewProcessMemory());
   if (node != nullptr) identity.set_dead_incarnation(RemoveDeadIncarnations(flags, identity.name()));

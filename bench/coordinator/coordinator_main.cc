@@ -18,6 +18,7 @@
 #include "bench/harness/harness.h"
 #include "core/base/status.h"
 #include "core/job/job.h"
+#include "rpc/base/main_support.h"
 
 namespace shardmesh::bench {
 namespace {
@@ -25,6 +26,7 @@ namespace {
 constexpr double kBeatLimit = 0.050;          // seconds of a core for one heartbeat of each: 10 % at one per 0.5 s
 constexpr double kReadyLimit = 10;            // seconds from the creation of a job to READY
 constexpr double kMetadataLimit = 64 * 1024;  // bytes of a rank's assignment
+constexpr int kGoalRanks = 16'384;
 constexpr int kServedCalls = 16'384;          // heartbeats at least that a figure through gRPC is of
 constexpr int kServedAssignments = 64;        // taken through gRPC; the rest is reckoned
 
@@ -43,8 +45,9 @@ class CoordinatorBench {
   explicit CoordinatorBench(const Flags& flags) : flags_(flags) {}
 
   absl::Status Run() {
+    RETURN_IF_ERROR(PrepareProcess({"error"}));  // a descriptor for each host
     for (const int ranks : flags_.ranks) {
-      const bool goals = ranks == 16'384;
+      const bool goals = ranks == kGoalRanks;
       RETURN_IF_ERROR(Annotate(Measure(ranks, ranks, goals), absl::StrCat(ranks, " ranks")));
       if (flags_.small_jobs && ranks > kMaxHostRanks && ranks % kMaxHostRanks == 0) {
         RETURN_IF_ERROR(Annotate(Measure(ranks, kMaxHostRanks, false), absl::StrCat(ranks, " ranks in jobs of 64")));
@@ -171,8 +174,17 @@ class CoordinatorBench {
       ASSIGN_OR_RETURN(const Cost cost, fleet->Beat(std::max(1, kServedCalls / ranks)));
       beats.push_back(cost.processor);
     }
+    std::vector<double> by_host;
+    for (int round = 0; round <= flags_.rounds && ranks % kRanksPerHost == 0; ++round) {
+      ASSIGN_OR_RETURN(const Cost cost, fleet->BeatByHost(std::max(1, kServedCalls / ranks)));
+      if (round > 0) by_host.push_back(cost.processor);  // the first one opens connections
+    }
     const std::string of = absl::StrCat(ranks, " ranks, gRPC: ");
-    Add(of + "heartbeats of all, times 10 % of a core, ms", beats, kBeatLimit);
+    if (!by_host.empty()) {
+      Add(of + "heartbeats of all, a message from each host, times 10 % of a core, ms", by_host, kBeatLimit,
+          ranks == kGoalRanks);
+    }
+    Add(of + "heartbeats of all, a call of each worker, times 10 % of a core, ms", beats, kBeatLimit);
     Add(of + "first heartbeats (assignments), ms", {assigned.processor});
     Add(of + "READY of all, ms", {ready.processor});
     Add(of + "READY of all, elapsed, ms", {ready.elapsed});

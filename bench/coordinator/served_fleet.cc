@@ -18,6 +18,7 @@
 #include "rpc/channel.h"
 #include "rpc/server.h"
 #include "server/service/coordinator_service.h"
+#include "server/service/hosts_service.h"
 
 namespace shardmesh::bench {
 namespace {
@@ -43,11 +44,15 @@ absl::Status ServeFleet(const FleetOptions& options) {
   RETURN_IF_ERROR(fleet->CreateJobs().status());
   const ShiftedClock clock;
   CoordinatorService service({}, fleet->Release(), clock);
-  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start({}, {&service}));
+  HostsService hosts(service);
+  ServerOptions server_options;
+  server_options.max_connections = options.ranks / kRanksPerHost + 64;
+  ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(server_options, {&service, &hosts}));
   std::printf("%s\n", server->address().c_str());
   std::fflush(stdout);
   pollfd input{STDIN_FILENO, POLLIN, 0};
   while (poll(&input, 1, static_cast<int>(absl::ToInt64Milliseconds(kTick))) == 0) RETURN_IF_ERROR(service.Tick());
+  hosts.End();
   server->Drain(absl::ZeroDuration());
   return absl::OkStatus();
 }
@@ -64,9 +69,9 @@ absl::StatusOr<std::unique_ptr<ServedFleet>> ServedFleet::Start(const FleetOptio
 }
 
 absl::Status ServedFleet::Connect() {
-  ASSIGN_OR_RETURN(const std::string address, process_->ReadLine(kPatience));
+  ASSIGN_OR_RETURN(address_, process_->ReadLine(kPatience));
   for (int i = 0; i < kConnections; ++i) {
-    ASSIGN_OR_RETURN(auto channel, NewChannel(address));
+    ASSIGN_OR_RETURN(auto channel, NewChannel(address_));
     stubs_.push_back(v1::Coordinator::NewStub(channel));
   }
   return absl::OkStatus();
@@ -115,21 +120,26 @@ absl::Status ServedFleet::Check(int worker, const v1::HeartbeatReply& reply, boo
                                           held.job()));
 }
 
+v1::HeartbeatRequest ServedFleet::HeartbeatOf(int worker, v1::MemberState state) const {
+  const WorkerIdentity identity = FleetWorker(worker);
+  v1::HeartbeatRequest request;
+  request.set_name(identity.name);
+  request.set_incarnation(identity.incarnation);
+  request.set_spans_hosts(true);
+  request.set_retained(true);
+  if (state != v1::MEMBER_STATE_UNSPECIFIED) {
+    v1::MemberStatus* status = request.add_jobs();
+    *status = held_[worker];
+    status->set_state(state);
+    status->set_committed_step(status->rank() == 0 ? step_ - 1 : -1);
+  }
+  return request;
+}
+
 absl::Status ServedFleet::CallShare(int connection, int stride, v1::MemberState state) {
   const bool whole = state == v1::MEMBER_STATE_UNSPECIFIED;
   for (int worker = connection * stride; worker < options_.ranks; worker += kConnections * stride) {
-    const WorkerIdentity identity = FleetWorker(worker);
-    v1::HeartbeatRequest request;
-    request.set_name(identity.name);
-    request.set_incarnation(identity.incarnation);
-    request.set_spans_hosts(true);
-    request.set_retained(true);
-    if (!whole) {
-      v1::MemberStatus* status = request.add_jobs();
-      *status = held_[worker];
-      status->set_state(state);
-      status->set_committed_step(step_ - 1);
-    }
+    const v1::HeartbeatRequest request = HeartbeatOf(worker, state);
     v1::HeartbeatReply reply;
     grpc::ClientContext context;
     context.set_deadline(DeadlineIn(kPatience));
@@ -139,20 +149,87 @@ absl::Status ServedFleet::CallShare(int connection, int stride, v1::MemberState 
   return absl::OkStatus();
 }
 
-absl::StatusOr<Cost> ServedFleet::CallAll(int stride, v1::MemberState state, int rounds) {
+absl::Status ServedFleet::OpenHosts() {
+  for (int host = static_cast<int>(hosts_.size()); host < options_.ranks / kRanksPerHost; ++host) {
+    auto call = std::make_unique<HostCall>();
+    ASSIGN_OR_RETURN(auto channel, NewChannel(address_));
+    call->stub = v1::Hosts::NewStub(channel);
+    call->context.set_deadline(DeadlineIn(kPatience));
+    call->stream = call->stub->Heartbeats(&call->context);
+    hosts_.push_back(std::move(call));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ServedFleet::HostsShare(int first) {
+  const int hosts = static_cast<int>(hosts_.size());
+  for (int host = first; host < hosts; host += kConnections) {
+    v1::HostHeartbeats message;
+    for (int i = 0; i < kRanksPerHost; ++i) {
+      const int worker = host * kRanksPerHost + i;
+      v1::HostHeartbeats::Worker* const one = message.add_workers();
+      one->set_place(i);
+      // The others' heartbeats say nothing of steps, so they are the same.
+      if (step_ != hosts_[host]->sent && (held_[worker].rank() == 0 || hosts_[host]->sent < 0)) {
+        *one->mutable_heartbeat() = HeartbeatOf(worker, v1::MEMBER_STATE_READY);
+      }
+    }
+    hosts_[host]->sent = step_;
+    if (!hosts_[host]->stream->Write(message)) return FromGrpc(hosts_[host]->stream->Finish(), "coordinator");
+  }
+  for (int host = first; host < hosts; host += kConnections) {
+    v1::HostHeartbeatReplies replies;
+    if (!hosts_[host]->stream->Read(&replies)) return FromGrpc(hosts_[host]->stream->Finish(), "coordinator");
+    if (replies.answers_size() != kRanksPerHost) {
+      return absl::InternalError(
+          absl::StrCat("host ", host, " has ", replies.answers_size(), " answers, not ", kRanksPerHost));
+    }
+    for (int i = 0; i < kRanksPerHost; ++i) {
+      const v1::HostHeartbeatReplies::Answer& answer = replies.answers(i);
+      if (answer.code() != 0) return absl::InternalError(answer.message());
+      if (!answer.same()) {
+        RETURN_IF_ERROR(Check(host * kRanksPerHost + i, answer.reply(), /*whole=*/false));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Cost> ServedFleet::BeatByHost(int rounds) {
+  RETURN_IF_ERROR(OpenHosts());
+  Cost all;
+  for (int round = 0; round < rounds; ++round) {
+    ++step_;  // rank 0 of each job has something to say
+    ASSIGN_OR_RETURN(const Cost cost, OnAll(1, [this](int i) { return HostsShare(i); }));
+    all.elapsed += cost.elapsed / rounds;
+    all.processor += cost.processor / rounds;
+  }
+  all.calls = options_.ranks;
+  return all;
+}
+
+// Of one round.
+absl::StatusOr<Cost> ServedFleet::OnAll(int rounds, const std::function<absl::Status(int connection)>& share) {
   const double start = MonotonicSeconds(), processor = process_->ProcessorSeconds();
   std::vector<absl::Status> results(kConnections);
   std::vector<std::thread> threads;
   for (int i = 0; i < kConnections; ++i) {
-    threads.emplace_back([this, i, stride, state, rounds, &results] {
-      for (int round = 0; round < rounds && results[i].ok(); ++round) results[i] = CallShare(i, stride, state);
+    threads.emplace_back([i, rounds, &share, &results] {
+      for (int round = 0; round < rounds && results[i].ok(); ++round) results[i] = share(i);
     });
   }
   for (std::thread& thread : threads) thread.join();
   for (const absl::Status& result : results) RETURN_IF_ERROR(result);
-  const int calls = (options_.ranks + stride - 1) / stride;
-  const double scale = static_cast<double>(options_.ranks) / calls / rounds;
-  return Cost{(MonotonicSeconds() - start) * scale, (process_->ProcessorSeconds() - processor) * scale, calls};
+  return Cost{(MonotonicSeconds() - start) / rounds, (process_->ProcessorSeconds() - processor) / rounds, 0};
+}
+
+absl::StatusOr<Cost> ServedFleet::CallAll(int stride, v1::MemberState state, int rounds) {
+  ASSIGN_OR_RETURN(Cost cost, OnAll(rounds, [=](int i) { return CallShare(i, stride, state); }));
+  cost.calls = (options_.ranks + stride - 1) / stride;
+  const double scale = static_cast<double>(options_.ranks) / cost.calls;
+  cost.elapsed *= scale;
+  cost.processor *= scale;
+  return cost;
 }
 
 absl::StatusOr<Cost> ServedFleet::TakeAssignments(int ranks) {

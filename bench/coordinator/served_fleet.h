@@ -6,7 +6,10 @@
 // thread.
 #pragma once
 
+#include <grpcpp/client_context.h>
+
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,6 +19,7 @@
 #include "bench/coordinator/fleet.h"
 #include "bench/harness/process.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
+#include "proto/shardmesh/v1/hosts.grpc.pb.h"
 
 namespace shardmesh::bench {
 
@@ -35,6 +39,9 @@ class ServedFleet {
   absl::StatusOr<Cost> ReportReady();
   // `rounds` heartbeats of each worker; the cost of one of each.
   absl::StatusOr<Cost> Beat(int rounds);
+  // The same, those of a host in one message of a call that stays open, each over a connection of its own. Errors of
+  // NewChannel.
+  absl::StatusOr<Cost> BeatByHost(int rounds);
 
   int64_t assignment_bytes() const { return assignment_bytes_; }  // of one reply
 
@@ -47,11 +54,24 @@ class ServedFleet {
   // nothing, so that they are told everything.
   absl::StatusOr<Cost> CallAll(int stride, v1::MemberState state, int rounds);
   absl::Status CallShare(int connection, int stride, v1::MemberState state);
+  v1::HeartbeatRequest HeartbeatOf(int worker, v1::MemberState state) const;
+  struct HostCall {
+    int64_t sent = -1;  // the step of the last heartbeat of rank 0
+    std::unique_ptr<v1::Hosts::Stub> stub;
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::HostHeartbeats, v1::HostHeartbeatReplies>> stream;
+  };
+  absl::StatusOr<Cost> OnAll(int rounds, const std::function<absl::Status(int connection)>& share);
+  absl::Status OpenHosts();
+  // Of hosts first, first + kConnections, ...: all are sent before the first is read.
+  absl::Status HostsShare(int first);
   absl::Status Check(int worker, const v1::HeartbeatReply& reply, bool whole);
 
   const FleetOptions options_;
   std::unique_ptr<Process> process_;
   std::vector<std::unique_ptr<v1::Coordinator::Stub>> stubs_;
+  std::string address_;
+  std::vector<std::unique_ptr<HostCall>> hosts_;
   std::vector<v1::MemberStatus> held_;  // by worker
   std::atomic<int64_t> assignment_bytes_ = 0;
   int64_t step_ = 0;

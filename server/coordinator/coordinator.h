@@ -219,6 +219,13 @@ class Coordinator {
                                                     const std::vector<MemberReport>& reports, absl::Time now,
                                                     const WorkerTraits& traits = {}, absl::string_view secret = {});
 
+  // Whether such a heartbeat, answered with `told`, does nothing if it comes again, and is answered with the same, as long
+  // as changes() stays: then HearAgain is enough.
+  bool MayRepeat(const std::vector<MemberReport>& reports, const std::vector<Assignment>& told) const;
+  uint64_t changes() const { return state_.changes; }
+  // The worker is alive. False: it counted as silent or gone, and the heartbeat has to be given.
+  bool HearAgain(const std::string& name, int64_t incarnation, absl::Time now);
+
   // What a worker keeps of jobs with copies=2, in whatever jobs it is now; before its heartbeat. No effect where that is
   // refused.
   void TakeCopies(const std::string& name, int64_t incarnation, absl::string_view secret,

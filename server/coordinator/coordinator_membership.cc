@@ -252,6 +252,25 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   return AssignmentsOf(identity, now);
 }
 
+// A report that failed is decided on later, and one of fewer steps than are known is believed after a time-out. Who goes
+// back to a checkpoint is told by the time who has copies.
+bool Coordinator::MayRepeat(const std::vector<MemberReport>& reports, const std::vector<Assignment>& told) const {
+  const bool ready = absl::c_all_of(reports, [&](const MemberReport& report) {
+    if (report.state != MemberReport::State::kReady) return false;
+    const auto job = state_.jobs.find(report.job);
+    return job == state_.jobs.end() || !job->second.behind.has_value();
+  });
+  return ready && absl::c_none_of(told, [](const Assignment& assignment) { return assignment.back.has_value(); });
+}
+
+bool Coordinator::HearAgain(const std::string& name, int64_t incarnation, absl::Time now) {
+  Worker* const worker = FindWorker(name);
+  if (worker == nullptr || worker->record.identity.incarnation != incarnation) return false;
+  if (worker->record.state != WorkerState::kAlive || worker->doubted || IsSilent(*worker, now)) return false;
+  worker->last_heartbeat = now;
+  return true;
+}
+
 absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, absl::Time now,
                                 absl::string_view secret) {
   const Worker* const there = FindWorker(name);

@@ -42,7 +42,7 @@ class Simulation {
 
   void Step() {
     fails_ = Pick(20) == 0;
-    switch (Pick(13)) {
+    switch (Pick(14)) {
       case 0:
         return Create();
       case 1:
@@ -61,6 +61,8 @@ class Simulation {
         return Reshard();
       case 8:
         return AllHeartbeats();
+      case 9:
+        return HeartbeatAgain();
       default:
         return Heartbeat();
     }
@@ -95,6 +97,7 @@ class Simulation {
   int reforming = 0;   // jobs that were seen re-forming
   int resharding = 0;  // and that moved to a mesh that they were told to
   int awaiting = 0;    // and that waited for a next incarnation
+  int repeated = 0;    // heartbeats that were heard without coming whole
 
  private:
   int Pick(int n) { return static_cast<int>(random_() % n); }
@@ -204,6 +207,7 @@ class Simulation {
   void Restart() {
     fails_ = false;
     if (coordinator_ != nullptr) told_.clear();
+    repeats_.clear();
     coordinator_ = Coordinator::Create({}, std::make_unique<FlakyStore>(*store_, fails_), now_).value();
     for (auto& [name, step] : steps_) step = -1;
     retry_pending_ = true;
@@ -422,6 +426,9 @@ class Simulation {
     if (!assignments.ok()) return;
     for (const std::string& sender : in_time) late_.erase(sender);
     told_[name] = *assignments;
+    repeats_.erase(name);
+    if (coordinator_->MayRepeat(reports, *assignments))
+      repeats_[name] = {reports, incarnations_[name], coordinator_->changes()};
     for (const Assignment& assignment : *assignments) {
       if (assignment.from.epoch == assignment.epoch) {  // it only keeps what it held, and ends that with the others
         EXPECT_EQ(assignment.peers.size(), assignment.from.was.size());
@@ -432,6 +439,37 @@ class Simulation {
       EXPECT_EQ(assignment.peers[assignment.rank].name, name);
       EXPECT_EQ(assignment.peers[assignment.rank].incarnation, incarnations_[name]);
     }
+  }
+
+  // Where a worker's last heartbeat need not come whole again, it would have done nothing and been answered the same.
+  void HeartbeatAgain() {
+    const std::string name = WorkerName();
+    const auto last = repeats_.find(name);
+    if (last == repeats_.end() || last->second.changes != coordinator_->changes() || retry_pending_) return;
+    if (!coordinator_->HearAgain(name, last->second.incarnation, now_)) return;
+    fails_ = false;
+    coordinator_->TakeEvents();
+    const auto whole =
+        coordinator_->Heartbeat(name, last->second.incarnation, last->second.reports, now_, TraitsOf(name));
+    ASSERT_OK(whole);
+    EXPECT_EQ(Texts(*whole), Texts(told_[name]));
+    EXPECT_EQ(coordinator_->changes(), last->second.changes);
+    EXPECT_THAT(coordinator_->TakeEvents(), ::testing::IsEmpty());
+    ++repeated;
+  }
+  static std::vector<std::string> Texts(const std::vector<Assignment>& assignments) {
+    std::vector<std::string> texts;
+    for (const Assignment& told : assignments) {
+      std::string text =
+          absl::StrCat(told.definition->spec().name, " ", told.definition->spec().mesh.ToString(), " ", told.epoch, " ",
+                       told.rank, " ", told.staged, told.leaves, " ", told.from.epoch, " ", told.from.mesh);
+      for (const WorkerIdentity& peer : told.peers) absl::StrAppend(&text, " ", NameAndIncarnation(peer));
+      for (const int32_t was : told.from.was) absl::StrAppend(&text, " ", was);
+      for (const MemberRecord& other : told.from.departing)
+        absl::StrAppend(&text, " ", NameAndIncarnation(other.worker));
+      texts.push_back(std::move(text));
+    }
+    return texts;
   }
 
   // Every error is a typed one that this operation may give; a broken store shows as Unavailable alone.
@@ -459,6 +497,12 @@ class Simulation {
   std::set<std::string> took_over_;             // incarnations that said so when they joined
   std::map<std::string, int64_t> next_epochs_;  // last seen
   std::map<std::string, std::vector<Assignment>> told_;
+  struct Repeatable {
+    std::vector<MemberReport> reports;
+    int64_t incarnation = 0;
+    uint64_t changes = 0;
+  };
+  std::map<std::string, Repeatable> repeats_;  // by worker: its last heartbeat, if it may be heard again
 };
 
 TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
@@ -466,7 +510,7 @@ TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
   if (const char* given = getenv("SHARDMESH_SEED"); given != nullptr) {
     ASSERT_TRUE(absl::SimpleAtoi(given, &seed));
   }
-  int reforming = 0, resharding = 0, awaiting = 0;
+  int reforming = 0, resharding = 0, awaiting = 0, repeated = 0;
   for (int round = 0; round < 150 && !HasFailure(); ++round) {
     SCOPED_TRACE(absl::StrCat("SHARDMESH_SEED=", seed, ", round ", round));
     Simulation simulation(seed + round);
@@ -477,10 +521,12 @@ TEST(CoordinatorProperty, RandomOperationsWithRestartsAndFailingWrites) {
     reforming += simulation.reforming;
     resharding += simulation.resharding;
     awaiting += simulation.awaiting;
+    repeated += simulation.repeated;
   }
   EXPECT_GT(reforming, 5) << "it is tested";
   EXPECT_GT(resharding, 5);
   EXPECT_GT(awaiting, 0);
+  EXPECT_GT(repeated, 5);
 }
 
 }  // namespace

@@ -132,6 +132,8 @@ struct CoordinatorState {
   std::map<std::string, Worker> workers;
   // The largest epoch of a deleted job, or that a job was to have on another mesh: nothing else may be taken for that.
   int64_t epoch_floor = 0;
+  // Of transactions that changed more of a job than its progress.
+  uint64_t changes = 0;
   mutable PlaceIndex places;  // of the workers in the jobs; Transaction keeps it right
 };
 
@@ -164,6 +166,7 @@ class Transaction {
   void SaveJob(const std::string& name);
   void SaveWorker(const std::string& name);
   StoreBatch Batch() const;
+  bool ChangesAJob() const;
   void RollBack();
 
   CoordinatorState& state_;

@@ -107,6 +107,16 @@ StoreBatch Transaction::Batch() const {
   return batch;
 }
 
+bool Transaction::ChangesAJob() const {
+  return std::any_of(old_jobs_.begin(), old_jobs_.end(), [&](const auto& named) {
+    const auto& [name, old] = named;
+    const auto now = state_.jobs.find(name);
+    if (!old.has_value() || now == state_.jobs.end()) return true;
+    return !(old->record == now->second.record) || old->definition != now->second.definition ||
+           old->next != now->second.next;
+  });
+}
+
 absl::Status Transaction::Commit() {
   const StoreBatch batch = Batch();
   if (!batch.empty()) {
@@ -115,6 +125,7 @@ absl::Status Transaction::Commit() {
       return written;
     }
   }
+  if (ChangesAJob()) ++state_.changes;
   for (const JobRecord& job : batch.put_jobs) state_.jobs.at(job.name).progress_unsaved = false;
   committed_events_.insert(committed_events_.end(), events_.begin(), events_.end());
   if (!old_jobs_.empty()) state_.places.Settle(state_.jobs);

@@ -23,6 +23,8 @@
 namespace shardmesh {
 namespace {
 
+constexpr int kMaxHostHeartbeats = 1024;  // in one message, and places of a call
+
 int64_t RandomUid() {
   std::random_device random;
   return static_cast<int64_t>((static_cast<uint64_t>(random()) << 31 ^ random()) & 0x7ffffffffffffffe) + 1;
@@ -275,30 +277,100 @@ grpc::ServerUnaryReactor* CoordinatorService::Join(grpc::CallbackServerContext* 
   });
 }
 
+namespace {
+
+absl::StatusOr<std::vector<Assignment>> Hear(shardmesh::Coordinator& coordinator, absl::Time now,
+                                             const v1::HeartbeatRequest& q) {
+  coordinator.TakeCopies(q.name(), q.incarnation(), q.secret(), CopiesFromProto(q));
+  return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now, TraitsFromProto(q), q.secret());
+}
+
+v1::HeartbeatReply AnswerTo(const v1::HeartbeatRequest& q, const std::vector<Assignment>& assignments) {
+  v1::HeartbeatReply reply;
+  for (const Assignment& assignment : assignments) {
+    const bool leaves = assignment.from.epoch == assignment.epoch;  // it is told with whom it ends the epoch
+    const bool known = !leaves && std::any_of(q.jobs().begin(), q.jobs().end(), [&](const v1::MemberStatus& status) {
+      return status.job() == assignment.definition->spec().name && status.epoch() == assignment.epoch;
+    });
+    if (!known && assignment.back.has_value() && assignment.back->copied_at > 0 && !assignment.copies.whole) {
+      continue;  // it could not read them: it is told when it can
+    }
+    *reply.add_assignments() = ToProto(assignment, known);
+  }
+  return reply;
+}
+
+}  // namespace
+
 grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerContext* context,
                                                         const v1::HeartbeatRequest* request,
                                                         v1::HeartbeatReply* reply) {
-  return Unary(context, request, reply, [this, context](const v1::HeartbeatRequest& q,
-                                                        v1::HeartbeatReply* r) -> absl::Status {
-    RETURN_IF_ERROR(Validate(q));
-    const auto assignments = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-      coordinator.TakeCopies(q.name(), q.incarnation(), q.secret(), CopiesFromProto(q));
-      return coordinator.Heartbeat(q.name(), q.incarnation(), ReportsFromProto(q), now, TraitsFromProto(q),
-                                   q.secret());
-    });
-    RETURN_IF_ERROR(TellNext(*context, assignments.status()));
-    for (const Assignment& assignment : *assignments) {
-      const bool leaves = assignment.from.epoch == assignment.epoch;  // it is told with whom it ends the epoch
-      const bool known = !leaves && std::any_of(q.jobs().begin(), q.jobs().end(), [&](const v1::MemberStatus& status) {
-        return status.job() == assignment.definition->spec().name && status.epoch() == assignment.epoch;
+  return Unary(
+      context, request, reply, [this, context](const v1::HeartbeatRequest& q, v1::HeartbeatReply* r) -> absl::Status {
+        RETURN_IF_ERROR(Validate(q));
+        const auto assignments =
+            Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) { return Hear(coordinator, now, q); });
+        RETURN_IF_ERROR(TellNext(*context, assignments.status()));
+        *r = AnswerTo(q, *assignments);
+        return absl::OkStatus();
       });
-      if (!known && assignment.back.has_value() && assignment.back->copied_at > 0 && !assignment.copies.whole) {
-        continue;  // it could not read them: it is told when it can
-      }
-      *r->add_assignments() = ToProto(assignment, known);
+}
+
+absl::Status CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, std::vector<KnownHeartbeat>& known,
+                                            v1::HostHeartbeatReplies& replies) {
+  const int count = request.workers_size();
+  if (count > kMaxHostHeartbeats) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(count, " heartbeats in a message; send at most ", kMaxHostHeartbeats));
+  }
+  std::vector<absl::Status> valid(count);
+  for (int i = 0; i < count; ++i) {
+    const v1::HostHeartbeats::Worker& worker = request.workers(i);
+    if (worker.place() < 0 || worker.place() >= kMaxHostHeartbeats) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("place is ", worker.place(), "; it is 0 to ", kMaxHostHeartbeats - 1));
     }
-    return absl::OkStatus();
+    if (worker.place() >= static_cast<int>(known.size())) known.resize(worker.place() + 1);
+    KnownHeartbeat& there = known[worker.place()];
+    if (worker.has_heartbeat()) there = {worker.heartbeat(), 0, false};
+    if (!there.may_repeat) valid[i] = Validate(there.request);
+  }
+  struct Heard {
+    bool same = false;
+    absl::StatusOr<std::vector<Assignment>> told = std::vector<Assignment>();
+  };
+  const std::vector<Heard> heard = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+    std::vector<Heard> all(count);
+    for (int i = 0; i < count; ++i) {
+      KnownHeartbeat& there = known[request.workers(i).place()];
+      const v1::HeartbeatRequest& q = there.request;
+      all[i].same = there.may_repeat && there.changes == coordinator.changes() &&
+                    coordinator.HearAgain(q.name(), q.incarnation(), now);
+      if (all[i].same) continue;
+      if (!valid[i].ok()) {
+        all[i].told = valid[i];
+        continue;
+      }
+      all[i].told = Hear(coordinator, now, q);
+      there.may_repeat = all[i].told.ok() && coordinator.MayRepeat(ReportsFromProto(q), *all[i].told);
+      there.changes = coordinator.changes();
+    }
+    return all;
   });
+  for (int i = 0; i < count; ++i) {
+    v1::HostHeartbeatReplies::Answer& answer = *replies.add_answers();
+    const absl::Status& status = heard[i].told.status();
+    answer.set_same(heard[i].same);
+    if (heard[i].same) continue;
+    if (status.ok()) {
+      *answer.mutable_reply() = AnswerTo(known[request.workers(i).place()].request, *heard[i].told);
+      continue;
+    }
+    answer.set_code(static_cast<int>(status.code()));
+    answer.set_message(std::string(status.message()));
+    answer.set_next_incarnation(NextIncarnationOf(status).value_or(0));
+  }
+  return absl::OkStatus();
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Leave(grpc::CallbackServerContext* context,

@@ -6,13 +6,16 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "core/base/clock.h"
 #include "core/base/sync.h"
 #include "core/mesh/mesh_spec.h"
 #include "proto/shardmesh/v1/coordinator.grpc.pb.h"
+#include "proto/shardmesh/v1/hosts.pb.h"
 #include "rpc/calls/caller_share.h"
 #include "server/coordinator/coordinator.h"
 #include "server/service/job_room.h"
@@ -31,11 +34,23 @@ struct CoordinatorServiceOptions {
   std::function<absl::Time()> wall = [] { return absl::Now(); };  // bounds workers' incarnations, and nothing else
 };
 
+// The last heartbeat of a worker that one call of Hosts.Heartbeats had.
+struct KnownHeartbeat {
+  v1::HeartbeatRequest request;  // without a name: there was none
+  uint64_t changes = 0;          // Coordinator::changes when it was answered
+  bool may_repeat = false;       // Coordinator::MayRepeat
+};
+
 class CoordinatorService final : public v1::Coordinator::CallbackService {
  public:
   // `clock` must outlive the service.
   CoordinatorService(CoordinatorServiceOptions options, std::unique_ptr<shardmesh::Coordinator> coordinator,
                      const Clock& clock);
+
+  // What Heartbeat answers to workers of a host, in their order. `known`: of this host's workers, by place.
+  // InvalidArgument, ResourceExhausted: as Hosts.Heartbeats.
+  absl::Status Heartbeats(const v1::HostHeartbeats& request, std::vector<KnownHeartbeat>& known,
+                          v1::HostHeartbeatReplies& replies) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Coordinator::Tick at the clock's time. Unavailable: the store failed; the next call tries again.
   absl::Status Tick() ABSL_LOCKS_EXCLUDED(mu_);

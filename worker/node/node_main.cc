@@ -1,10 +1,12 @@
 // shardmesh-node: keeps the workers of a host, and their memory (node.h).
 #include <spdlog/spdlog.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +21,9 @@
 #include "core/job/job.h"
 #include "local/process/runtime_folder.h"
 #include "rpc/base/main_support.h"
+#include "rpc/tls/tls_flags.h"
 #include "worker/node/node.h"
+#include "worker/relay/relay_server.h"
 
 namespace shardmesh {
 namespace {
@@ -111,10 +115,38 @@ absl::StatusOr<NodeOptions> OptionsOf(const Flags& flags) {
   return options;
 }
 
+// The files that the workers are given reach the coordinator for this process, too.
+TlsOptions TlsOf(const std::vector<std::string>& worker_args) {
+  CLI::App app;
+  app.allow_extras();
+  TlsOptions tls;
+  AddTlsFlags(app, tls);
+  try {
+    app.parse(std::vector<std::string>(worker_args.rbegin(), worker_args.rend()));  // it takes them from the end
+  } catch (const CLI::ParseError&) {
+    // The workers say what is wrong.
+  }
+  return tls;
+}
+
+// Null, and a line of the log, where there can be none: workers call the coordinator themselves.
+std::unique_ptr<RelayServer> StartRelay(const Flags& flags, NodeOptions& options) {
+  mkdir(fs::path(options.socket).parent_path().c_str(), 0700);  // there already: fine; impossible: Start says so
+  absl::StatusOr<std::unique_ptr<RelayServer>> relay =
+      RelayServer::Start(options.socket + ".relay", flags.coordinator, TlsOf(flags.worker_args));
+  if (!relay.ok()) {
+    spdlog::warn("event=no_relay_of_heartbeats error={}", Quoted(relay.status().ToString()));
+    return nullptr;
+  }
+  options.worker_args.insert(options.worker_args.begin(), {"--heartbeats", (*relay)->address()});
+  return *std::move(relay);
+}
+
 absl::Status RunNode(const Flags& flags) {
   StopSignal stop;
   RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
   ASSIGN_OR_RETURN(NodeOptions options, OptionsOf(flags));
+  const std::unique_ptr<RelayServer> relay = StartRelay(flags, options);
   spdlog::info("event=node_starting pid={} workers={} name={} socket={}", getpid(), options.num_workers, options.prefix,
                options.socket);
   ASSIGN_OR_RETURN(const auto node, Node::Start(std::move(options), [&stop] { stop.Trigger(); }));

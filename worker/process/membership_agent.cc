@@ -168,6 +168,11 @@ absl::Status MembershipAgent::Heartbeat() {
   request.set_retained(identity_.retained());
   for (v1::MemberStatus& status : worker_.Statuses()) {
     if (status.state() == v1::MEMBER_STATE_FAILED) status.mutable_error()->append(other_build_);
+    if (status.state() == v1::MEMBER_STATE_READY && status.rank() != 0) {
+      // Steps count as rank 0 tells them. Without them this heartbeat is as the last one, which costs the coordinator less.
+      status.set_committed_step(kNoStep);
+      status.clear_published_steps();
+    }
     *request.add_jobs() = std::move(status);
   }
   for (v1::KeptCopies& copies : worker_.Copies()) *request.add_copies() = std::move(copies);

@@ -1,0 +1,205 @@
+// Heartbeats of a host's workers through gRPC.
+#include "server/service/hosts_service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/matchers.h"
+#include "proto/convert.h"
+#include "rpc/base/deadline.h"
+#include "rpc/base/status.h"
+#include "rpc/channel.h"
+#include "rpc/server.h"
+#include "server/coordinator/testing/small_jobs.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::HasSubstr;
+using Answer = v1::HostHeartbeatReplies::Answer;
+using Code = absl::StatusCode;
+
+class HostsServiceTest : public ::testing::Test {
+ protected:
+  HostsServiceTest() {
+    CoordinatorOptions options;
+    options.new_secret = [] { return std::string(); };
+    coordinator_ = std::make_unique<CoordinatorService>(
+        CoordinatorServiceOptions(), shardmesh::Coordinator::Create(options, NewMemoryStore(), clock_.Now()).value(),
+        clock_);
+    hosts_ = std::make_unique<HostsService>(*coordinator_);
+    server_ = Server::Start(ServerOptions(), {coordinator_.get(), hosts_.get()}).value();
+    channel_ = NewChannel(server_->address()).value();
+    Begin();
+  }
+  ~HostsServiceTest() override {
+    if (context_ != nullptr) context_->TryCancel();
+    server_->Drain(absl::ZeroDuration());
+  }
+
+  void Begin(absl::Duration deadline = absl::Seconds(60)) {
+    context_ = std::make_unique<grpc::ClientContext>();
+    if (deadline < absl::InfiniteDuration()) context_->set_deadline(DeadlineIn(deadline));
+    stream_ = v1::Hosts::NewStub(channel_)->Heartbeats(context_.get());
+  }
+  // How the call ended.
+  absl::Status End() {
+    const absl::Status status = FromGrpc(stream_->Finish(), "coordinator");
+    context_ = nullptr;
+    return status;
+  }
+  std::vector<Answer> Exchange(const v1::HostHeartbeats& message) {
+    v1::HostHeartbeatReplies replies;
+    EXPECT_TRUE(stream_->Write(message) && stream_->Read(&replies));
+    return {replies.answers().begin(), replies.answers().end()};
+  }
+  Answer Exchange(int place, const v1::HeartbeatRequest* heartbeat) {
+    v1::HostHeartbeats message;
+    message.add_workers()->set_place(place);
+    if (heartbeat != nullptr) *message.mutable_workers(0)->mutable_heartbeat() = *heartbeat;
+    const std::vector<Answer> answers = Exchange(message);
+    return answers.size() == 1 ? answers[0] : Answer();
+  }
+  static v1::HeartbeatRequest Heartbeat(const std::string& worker, const v1::HeartbeatReply& told = {}) {
+    v1::HeartbeatRequest request;
+    request.set_name(worker);
+    request.set_incarnation(1);
+    for (const v1::Assignment& assignment : told.assignments()) {
+      v1::MemberStatus* status = request.add_jobs();
+      status->set_job(assignment.spec().name());
+      status->set_epoch(assignment.epoch());
+      status->set_rank(assignment.rank());
+      status->set_state(v1::MEMBER_STATE_READY);
+      status->set_plan_hash(assignment.plan_hash());
+      status->set_committed_step(-1);
+    }
+    return request;
+  }
+  void Join(const std::string& worker) {
+    v1::JoinRequest request;
+    request.set_name(worker);
+    request.set_incarnation(1);
+    request.set_address("localhost:1");
+    request.set_host_id("h1");
+    request.set_local_socket("/run/s");
+    request.set_pid(7);
+    grpc::ClientContext context;
+    context.set_deadline(DeadlineIn(absl::Seconds(20)));
+    v1::JoinReply reply;
+    ASSERT_TRUE(v1::Coordinator::NewStub(channel_)->Join(&context, request, &reply).ok());
+  }
+  void Create(const JobSpec& spec) {
+    v1::CreateJobRequest request;
+    *request.mutable_spec() = ToProto(spec);
+    grpc::ClientContext context;
+    context.set_deadline(DeadlineIn(absl::Seconds(20)));
+    v1::CreateJobReply reply;
+    ASSERT_TRUE(v1::Coordinator::NewStub(channel_)->CreateJob(&context, request, &reply).ok());
+  }
+
+  ManualClock clock_;
+  std::unique_ptr<CoordinatorService> coordinator_;
+  std::unique_ptr<HostsService> hosts_;
+  std::unique_ptr<Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::HostHeartbeats, v1::HostHeartbeatReplies>> stream_;
+};
+
+TEST_F(HostsServiceTest, EachWorkerIsAnswered_AndOneThatIsAsBefore_WithoutAWord) {
+  for (const char* worker : {"a", "b"}) Join(worker);
+  Create(SmallSpec("j", 2));
+  v1::HostHeartbeats message;
+  for (int i = 0; i < 2; ++i) {
+    message.add_workers()->set_place(i);
+    *message.mutable_workers(i)->mutable_heartbeat() = Heartbeat(i == 0 ? "a" : "b");
+  }
+  const std::vector<Answer> told = Exchange(message);
+  ASSERT_EQ(told.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(told[i].code(), 0) << told[i].message();
+    EXPECT_EQ(told[i].reply().assignments(0).rank(), i);
+    EXPECT_EQ(told[i].reply().assignments(0).peers_size(), 2);
+  }
+  const v1::HeartbeatRequest a = Heartbeat("a", told[0].reply()), b = Heartbeat("b", told[1].reply());
+  EXPECT_EQ(Exchange(0, &a).reply().assignments(0).epoch(), 1);
+  EXPECT_EQ(Exchange(1, &b).reply().assignments(0).epoch(), 1);  // the job is READY with that
+  EXPECT_FALSE(Exchange(0, nullptr).same()) << "it is told anew what may have changed";
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(Exchange(0, nullptr).same());
+  Create(SmallSpec("k", 2));
+  const Answer both = Exchange(0, nullptr);
+  EXPECT_FALSE(both.same());
+  EXPECT_EQ(both.reply().assignments_size(), 2) << "what it has to hold has changed";
+}
+
+// By what it sends without a word a worker stays alive.
+TEST_F(HostsServiceTest, AWorkerThatIsAsBefore_IsHeard) {
+  Join("a");
+  const v1::HeartbeatRequest a = Heartbeat("a");
+  Exchange(0, &a);
+  for (int i = 0; i < 10; ++i) {
+    clock_.Advance(absl::Seconds(2));
+    ASSERT_OK(coordinator_->Tick());
+    EXPECT_TRUE(Exchange(0, nullptr).same());
+  }
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_FALSE(Exchange(0, nullptr).same()) << "it was silent: the whole counts";
+}
+
+TEST_F(HostsServiceTest, ARefusedHeartbeat_IsOneAnswer_AndTheOthersCount) {
+  Join("a");
+  v1::HostHeartbeats message;
+  message.add_workers()->set_place(0);
+  *message.mutable_workers(0)->mutable_heartbeat() = Heartbeat("nobody");
+  message.add_workers()->set_place(5);
+  *message.mutable_workers(1)->mutable_heartbeat() = Heartbeat("a");
+  message.add_workers()->set_place(6);  // it never had one
+  message.add_workers()->set_place(7);
+  *message.mutable_workers(3)->mutable_heartbeat() = Heartbeat("a");
+  message.mutable_workers(3)->mutable_heartbeat()->set_incarnation(-1);
+  const std::vector<Answer> answers = Exchange(message);
+  ASSERT_EQ(answers.size(), 4u);
+  EXPECT_EQ(answers[0].code(), static_cast<int>(Code::kNotFound));
+  EXPECT_THAT(answers[0].message(), HasSubstr("nobody"));
+  EXPECT_EQ(answers[1].code(), 0);
+  EXPECT_EQ(answers[2].code(), static_cast<int>(Code::kInvalidArgument));
+  EXPECT_EQ(answers[3].code(), static_cast<int>(Code::kInvalidArgument));
+  EXPECT_FALSE(Exchange(0, nullptr).same()) << "a refusal is said again";
+}
+
+TEST_F(HostsServiceTest, ASecretThatIsNotTheWorkers_IsRefused_WithTheNextIncarnation) {
+  Join("a");
+  v1::HeartbeatRequest a = Heartbeat("a");
+  a.set_secret("guessed");
+  const Answer answer = Exchange(0, &a);
+  EXPECT_EQ(answer.code(), static_cast<int>(Code::kPermissionDenied));
+  EXPECT_EQ(answer.next_incarnation(), 2);
+}
+
+TEST_F(HostsServiceTest, ABadMessage_EndsTheCall) {
+  v1::HostHeartbeats message;
+  message.add_workers()->set_place(1024);
+  stream_->Write(message);
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("place is 1024; it is 0 to 1023")));
+  Begin();
+  for (int i = 0; i < 1025; ++i) message.add_workers();
+  stream_->Write(message);
+  EXPECT_THAT(End(), StatusIs(Code::kResourceExhausted, HasSubstr("at most 1024")));
+  Begin(absl::InfiniteDuration());
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("no deadline")));
+}
+
+TEST_F(HostsServiceTest, End_CancelsTheOpenCall_AndTheNext) {
+  Join("a");
+  const v1::HeartbeatRequest a = Heartbeat("a");
+  Exchange(0, &a);
+  hosts_->End();
+  EXPECT_THAT(End(), StatusIs(Code::kCancelled, HasSubstr("")));
+  Begin();
+  EXPECT_THAT(End(), StatusIs(Code::kCancelled, HasSubstr("")));
+}
+
+}  // namespace
+}  // namespace shardmesh

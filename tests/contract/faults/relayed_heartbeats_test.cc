@@ -1,0 +1,100 @@
+// Heartbeats of a node's workers reach the coordinator in the node's call. A node that is killed or stopped costs none of
+// them its life: they call the coordinator themselves until it is there again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "client/cpp/session.h"
+#include "core/base/clock.h"
+#include "core/base/matchers.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/training/training.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::testing::Cluster;
+using ::shardmesh::testing::ClusterOptions;
+
+constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2), kLong = absl::Seconds(60);
+constexpr int kWorkers = 3;
+
+int Count(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+class RelayedHeartbeats : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ClusterOptions options;
+    options.workers = kWorkers;
+    options.heartbeat_timeout = kHeartbeatTimeout;
+    options.retained = true;
+    ASSERT_OK_AND_ASSIGN(cluster_, Cluster::Start(options));
+    ASSERT_OK_AND_ASSIGN(Client client, cluster_->Connect());
+    client_ = std::make_unique<Client>(std::move(client));
+    ASSERT_OK_AND_ASSIGN(job_, client_->CreateJob(testing::OddJob("job", "fsdp=3", 1)));
+    ASSERT_OK(testing::Initialize(*job_));
+    ASSERT_OK_AND_ASSIGN(session_, job_->Attach({Slot(0)}));
+    ASSERT_OK(session_->AwaitWeights(kLong));
+  }
+  // For longer than it takes to find a silent worker, and until `done` holds.
+  template <typename Done>
+  void TrainUntil(Done done) {
+    const absl::Time until = MonotonicNow() + 3 * kHeartbeatTimeout, latest = MonotonicNow() + kLong;
+    while (MonotonicNow() < until || !done()) {
+      ASSERT_LT(MonotonicNow(), latest) << "it did not come to that";
+      ASSERT_OK(testing::TrainTo(*session_, session_->committed_step().value() + 1));
+    }
+  }
+  std::string CoordinatorLog() const { return testing::ReadFile(cluster_->folder().File("coordinator.log")); }
+  std::string NodeLog() const { return testing::ReadFile(cluster_->folder().File("node.log")); }
+  int NotRelayed() const { return Count(NodeLog(), "event=heartbeats_not_relayed"); }
+  int RelayedAgain() const { return Count(NodeLog(), "event=heartbeats_relayed_again"); }
+  void ExpectNobodyLost() const { EXPECT_EQ(Count(CoordinatorLog(), "event=worker_dead"), 0); }
+
+  std::unique_ptr<Cluster> cluster_;
+  std::unique_ptr<Client> client_;
+  std::shared_ptr<Job> job_;
+  std::unique_ptr<Session> session_;
+};
+
+TEST_F(RelayedHeartbeats, TheyComeInOneCall) {
+  ASSERT_NO_FATAL_FAILURE(TrainUntil([] { return true; }));
+  EXPECT_EQ(Count(CoordinatorLog(), "event=host_heartbeats_begin"), 1);
+  EXPECT_EQ(NotRelayed(), 0);
+  ExpectNobodyLost();
+}
+
+TEST_F(RelayedHeartbeats, TheNodeIsKilled_AndComesBack) {
+  cluster_->node().Kill9();
+  ASSERT_NO_FATAL_FAILURE(TrainUntil([&] { return NotRelayed() == kWorkers; }));
+  ExpectNobodyLost();
+  ASSERT_OK(cluster_->StartNodeAgain(kLong));
+  ASSERT_NO_FATAL_FAILURE(TrainUntil([&] { return RelayedAgain() == kWorkers; }));
+  ExpectNobodyLost();
+}
+
+TEST_F(RelayedHeartbeats, TheNodeIsStopped_AndGoesOn) {
+  cluster_->node().Stop();
+  ASSERT_NO_FATAL_FAILURE(TrainUntil([&] { return NotRelayed() == kWorkers; }));
+  ExpectNobodyLost();
+  cluster_->node().Continue();
+  ASSERT_NO_FATAL_FAILURE(TrainUntil([&] { return RelayedAgain() == kWorkers; }));
+  ExpectNobodyLost();
+}
+
+TEST_F(RelayedHeartbeats, TheCoordinatorIsKilled_AndStartedAgain) {
+  cluster_->coordinator().Kill9();
+  ASSERT_OK(cluster_->RestartCoordinator());
+  ASSERT_NO_FATAL_FAILURE(TrainUntil(
+      [&] { return Count(CoordinatorLog(), "event=host_heartbeats_begin") == 2 && RelayedAgain() == NotRelayed(); }));
+  ExpectNobodyLost();
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,161 @@
+#include "worker/relay/heartbeat_relay.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
+#include "core/base/incarnation.h"
+#include "core/base/status.h"
+
+namespace shardmesh {
+namespace {
+
+constexpr absl::Duration kLook = absl::Seconds(1);  // what it waits for is signalled; this bounds every wait
+
+absl::StatusOr<v1::HeartbeatReply> Told(v1::HostHeartbeatReplies::Answer& answer) {
+  if (answer.code() == 0) return std::move(*answer.mutable_reply());
+  return WithNextIncarnation(absl::Status(static_cast<absl::StatusCode>(answer.code()), answer.message()),
+                             answer.next_incarnation());
+}
+
+}  // namespace
+
+HeartbeatRelay::HeartbeatRelay(std::unique_ptr<HostsLink> link, HeartbeatRelayOptions options)
+    : link_(std::move(link)), options_(options) {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+HeartbeatRelay::~HeartbeatRelay() { Stop(); }
+
+void HeartbeatRelay::Stop() {
+  std::vector<Waiting> left;
+  {
+    MutexLock lock(mu_);
+    stop_ = true;
+    left.swap(waiting_);
+  }
+  changed_.SignalAll();
+  for (Waiting& one : left) one.answer(absl::UnavailableError("the relay of heartbeats stops"));
+  if (thread_.joinable()) thread_.join();
+}
+
+bool HeartbeatRelay::IsNewsLocked(const Waiting& waiting) const {
+  const auto known = known_.find(waiting.name);
+  return known == known_.end() || known->second.bytes != waiting.bytes;
+}
+
+void HeartbeatRelay::Take(const v1::HeartbeatRequest& heartbeat, Answer answer) {
+  Waiting one{heartbeat.name(), heartbeat.SerializeAsString(), std::move(answer)};
+  Answer superseded;
+  {
+    MutexLock lock(mu_);
+    if (stop_) {
+      superseded = std::move(one.answer);
+    } else {
+      send_at_ = std::min(send_at_, MonotonicNow() + (IsNewsLocked(one) ? options_.wait_with_news : options_.wait));
+      const auto there =
+          std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& other) { return other.name == one.name; });
+      if (there == waiting_.end()) {
+        waiting_.push_back(std::move(one));
+      } else {
+        std::swap(*there, one);
+        superseded = std::move(one.answer);
+      }
+    }
+  }
+  changed_.SignalAll();
+  if (superseded)
+    superseded(absl::AbortedError("a later heartbeat of the worker came, or the relay of heartbeats stops"));
+}
+
+// False: it stops.
+bool HeartbeatRelay::AwaitBatch() {
+  MutexLock lock(mu_);
+  while (!stop_) {
+    if (!waiting_.empty() && (waiting_.size() >= last_batch_ || MonotonicNow() >= send_at_)) return true;
+    changed_.WaitFor(mu_, std::min(kLook, waiting_.empty() ? kLook : send_at_ - MonotonicNow()));
+  }
+  return false;
+}
+
+std::vector<HeartbeatRelay::Waiting> HeartbeatRelay::TakeBatch() {
+  MutexLock lock(mu_);
+  int64_t bytes = 0;
+  size_t count = 0;
+  for (; count < waiting_.size() && count < static_cast<size_t>(options_.max_places); ++count) {
+    bytes += static_cast<int64_t>(waiting_[count].bytes.size());
+    if (count > 0 && bytes > options_.max_message_bytes) break;
+  }
+  std::vector<Waiting> batch(std::make_move_iterator(waiting_.begin()),
+                             std::make_move_iterator(waiting_.begin() + static_cast<int64_t>(count)));
+  waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<int64_t>(count));
+  send_at_ = waiting_.empty() ? absl::InfiniteFuture() : MonotonicNow();
+  last_batch_ = std::max<size_t>(count, 1);
+  return batch;
+}
+
+// Workers come and go under other names: when their places are used up, the next call gives them anew.
+v1::HostHeartbeats HeartbeatRelay::MessageOf(const std::vector<Waiting>& batch, bool& anew) {
+  MutexLock lock(mu_);
+  size_t newcomers = 0;
+  for (const Waiting& one : batch) newcomers += known_.count(one.name) == 0;
+  const absl::Time now = MonotonicNow();
+  const bool full = known_.size() + newcomers > static_cast<size_t>(options_.max_places);
+  if (full || now - began_ >= options_.renew_after) known_.clear();
+  anew = known_.empty();
+  if (anew) began_ = now;
+  v1::HostHeartbeats message;
+  for (const Waiting& one : batch) {
+    const auto [known, is_new] = known_.try_emplace(one.name);
+    if (is_new) known->second.place = static_cast<int>(known_.size()) - 1;
+    v1::HostHeartbeats::Worker& worker = *message.add_workers();
+    worker.set_place(known->second.place);
+    if (known->second.bytes == one.bytes) continue;
+    known->second.bytes = one.bytes;
+    worker.mutable_heartbeat()->ParseFromString(one.bytes);
+  }
+  return message;
+}
+
+absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHeartbeatReplies& replies) {
+  if (replies.answers_size() != static_cast<int>(batch.size())) {
+    return absl::InternalError(absl::StrCat("the coordinator answered ", replies.answers_size(), " of ", batch.size(),
+                                            " heartbeats of a message"));
+  }
+  MutexLock lock(mu_);
+  for (size_t i = 0; i < batch.size(); ++i) {
+    v1::HostHeartbeatReplies::Answer& answer = *replies.mutable_answers(static_cast<int>(i));
+    if (!answer.same()) known_.at(batch[i].name).told = Told(answer);
+  }
+  return absl::OkStatus();
+}
+
+void HeartbeatRelay::Loop() {
+  while (AwaitBatch()) {
+    const std::vector<Waiting> batch = TakeBatch();
+    bool anew = false;
+    const v1::HostHeartbeats message = MessageOf(batch, anew);
+    absl::StatusOr<v1::HostHeartbeatReplies> replies = link_->Exchange(message, anew);
+    absl::Status status = replies.status();
+    if (status.ok()) status = Learn(batch, *replies);
+    for (const Waiting& one : batch) {
+      if (!status.ok()) {
+        one.answer(status);
+        continue;
+      }
+      absl::StatusOr<v1::HeartbeatReply> told;
+      {
+        MutexLock lock(mu_);
+        told = known_.at(one.name).told;
+      }
+      one.answer(std::move(told));
+    }
+    if (status.ok()) continue;
+    MutexLock lock(mu_);
+    known_.clear();
+    last_batch_ = 1;
+  }
+}
+
+}  // namespace shardmesh
