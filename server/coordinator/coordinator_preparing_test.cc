@@ -123,6 +123,15 @@ TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_TheNextIncarnationTakesItsPlace)
   ExpectAssigned(2, {"a", "b"});
 }
 
+// It counts for jobs again only then.
+TEST_F(PreparingTest, WhoAPeerSaysIsGone_IsHeardByAWholeHeartbeat) {
+  ASSERT_NO_FATAL_FAILURE(Prepare());
+  Beat("a", {BIsGone()});
+  EXPECT_FALSE(c_->HearAgain("b", 1, now_));
+  Beat("b");
+  EXPECT_TRUE(c_->HearAgain("b", 1, now_));
+}
+
 TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_OfAReadyJob_FailsIt) {
   MakeReadyJob();
   Beat("a", {BIsGone()});
