@@ -18,6 +18,7 @@ struct ChannelOptions {
   // connection attempt is given up after the same time. At least 1 s (the servers refuse pings more often than every
   // 100 ms).
   absl::Duration peer_timeout = absl::Seconds(10);
+  bool measures_bandwidth = true;  // as in ServerOptions (rpc/server.h)
 };
 
 // `address`: see rpc/base/address.h; a name is looked up when the first call is made. Makes no connection by itself, so

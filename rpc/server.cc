@@ -63,6 +63,7 @@ void SetLimits(const ServerOptions& o, grpc::ServerBuilder& builder) {
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, o.max_concurrent_streams);
   if (o.read_chunk_bytes > 0) builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, o.read_chunk_bytes);
+  if (!o.measures_bandwidth) builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, o.max_metadata_bytes);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, Milliseconds(o.handshake_timeout));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, Milliseconds(o.max_connection_idle));

@@ -52,6 +52,7 @@ void AddFlags(CLI::App& app, Flags& flags) {
   flags.server.max_message_bytes = 64 << 20;  // a job of 100,000 parameters with long names
   flags.server.read_chunk_bytes = 64 << 10;   // heartbeats come between those of a flood
   flags.server.memory_quota_bytes = 512 << 20;
+  flags.server.measures_bandwidth = false;
   app.add_option("--listen", flags.server.listen,
                  "host:port or unix:path; port 0 has one chosen; beyond this machine TLS is needed")
       ->capture_default_str();

@@ -46,6 +46,7 @@ absl::Status ServeFleet(const FleetOptions& options) {
   CoordinatorService service({}, fleet->Release(), clock);
   HostsService hosts(service);
   ServerOptions server_options;
+  server_options.measures_bandwidth = false;  // as the coordinator has it
   server_options.max_connections = options.ranks / kRanksPerHost + 64;
   ASSIGN_OR_RETURN(const std::unique_ptr<Server> server, Server::Start(server_options, {&service, &hosts}));
   std::printf("%s\n", server->address().c_str());
@@ -103,6 +104,15 @@ absl::Status ServedFleet::Describe(v1::JobState state) {
   return absl::OkStatus();
 }
 
+namespace {
+std::string NameAt(const v1::Assignment& told, int rank) {
+  for (const v1::Peer& peer : told.peers()) {
+    if (peer.rank() == rank) return peer.worker();
+  }
+  return "";
+}
+}  // namespace
+
 absl::Status ServedFleet::Check(int worker, const v1::HeartbeatReply& reply, bool whole) {
   const std::string name = FleetWorker(worker).name;
   const v1::MemberStatus& held = held_[worker];
@@ -111,7 +121,7 @@ absl::Status ServedFleet::Check(int worker, const v1::HeartbeatReply& reply, boo
   }
   const v1::Assignment& told = reply.assignments(0);
   const bool same = told.epoch() == held.epoch() && told.rank() == held.rank() && told.spec().name() == held.job();
-  if (same && (!whole || (told.peers_size() > held.rank() && told.peers(held.rank()).worker() == name))) {
+  if (same && (!whole || NameAt(told, held.rank()) == name)) {
     if (whole) assignment_bytes_ = static_cast<int64_t>(told.ByteSizeLong());
     return absl::OkStatus();
   }
@@ -152,7 +162,9 @@ absl::Status ServedFleet::CallShare(int connection, int stride, v1::MemberState 
 absl::Status ServedFleet::OpenHosts() {
   for (int host = static_cast<int>(hosts_.size()); host < options_.ranks / kRanksPerHost; ++host) {
     auto call = std::make_unique<HostCall>();
-    ASSIGN_OR_RETURN(auto channel, NewChannel(address_));
+    ChannelOptions as_node;
+    as_node.measures_bandwidth = false;
+    ASSIGN_OR_RETURN(auto channel, NewChannel(address_, {}, as_node));
     call->stub = v1::Hosts::NewStub(channel);
     call->context.set_deadline(DeadlineIn(kPatience));
     call->stream = call->stub->Heartbeats(&call->context);

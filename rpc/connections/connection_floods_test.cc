@@ -116,6 +116,23 @@ TEST_F(ConnectionFloods, WithACall_ItMaySendAnything_AndIsCountedFromThere) {
   EXPECT_EQ(found_[0].bytes, 1001);
 }
 
+// Of such a connection nothing is asked meanwhile; what it sends after the call counts from the next look on.
+TEST_F(ConnectionFloods, AfterALongCall_ItIsCountedAnew) {
+  Connection held;
+  Track(held);
+  for (int look = 0; look < 100; ++look) {
+    held.Send(500);
+    held.Read();
+    EXPECT_THAT(Look({held.name()}), IsEmpty());
+  }
+  EXPECT_THAT(Look(), IsEmpty());
+  held.Send(1000);
+  EXPECT_THAT(Look(), IsEmpty());
+  held.Send(1);
+  EXPECT_THAT(Look(), ElementsAre(held.name()));
+  EXPECT_EQ(found_[0].bytes, 1001);
+}
+
 // Padded integers keep their reader busy: each time it is looked, bytes wait.
 TEST_F(ConnectionFloods, MoreThanSlowBytes_ThatWaitAtEachLook_IsReset) {
   limits_.slow_bytes = 100;

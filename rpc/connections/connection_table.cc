@@ -13,6 +13,8 @@
 namespace shardmesh {
 namespace {
 
+constexpr int kLongCall = 20;  // looks in a row that saw a call: from then on one costs no system call
+
 // 0 when `fd` is not an open socket.
 ino_t SocketInode(int fd) {
   struct stat file;
@@ -78,7 +80,7 @@ void ConnectionTable::Track(int fd, const sockaddr_storage& peer, const std::str
     ForgetPeer(old->second.peer_key);
     open_.erase(old);
   }
-  open_.emplace(fd, Connection{SocketInode(fd), peer_key, PeerName(peer), false, 0, 0});
+  open_.emplace(fd, Connection{SocketInode(fd), peer_key, PeerName(peer), false, 0, 0, 0});
   if (!peer_key.empty()) ++count_by_peer_[peer_key];
 }
 
@@ -124,10 +126,13 @@ std::vector<Flood> ConnectionTable::AbortFloods(const FloodLimits& limits,
   std::vector<Flood> over;
   for (auto& [fd, connection] : open_) {
     if (connection.peer_name.empty() || connection.aborted) continue;
+    const bool called = has_call(connection.peer_name), long_called = connection.looks_with_call >= kLongCall;
+    if (called && long_called) continue;
     const int64_t received = BytesReceived(fd);
     if (received < 0 || SocketInode(fd) != connection.inode) continue;
-    if (has_call(connection.peer_name)) {
-      connection.bytes_with_calls = received;
+    if (called || long_called) connection.bytes_with_calls = received;
+    connection.looks_with_call = called ? connection.looks_with_call + 1 : 0;
+    if (called) {
       connection.slow_looks = 0;
       continue;
     }

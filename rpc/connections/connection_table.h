@@ -60,7 +60,7 @@ class ConnectionTable {
 
   // Resets the TCP connections that flood their owner since they last had a call: `has_call` is true of a peer's name
   // while a call of it is open, and once after each that began since it was asked. Returns them. Three system calls per
-  // connection.
+  // connection, but for one that has kept a call open for twenty looks: none.
   std::vector<Flood> AbortFloods(const FloodLimits& limits, const std::function<bool(const std::string&)>& has_call);
 
   bool full() const { return size() >= max_; }
@@ -74,7 +74,8 @@ class ConnectionTable {
     std::string peer_key;
     std::string peer_name;
     bool aborted;
-    int64_t bytes_with_calls;  // that it had received when it last had a call
+    int looks_with_call;       // in a row, until it is a long one
+    int64_t bytes_with_calls;  // that it had received when it last had a call; after a long one, at the look after that
     int slow_looks;            // in a row at which bytes were waiting
   };
   void ForgetPeer(const std::string& peer_key);

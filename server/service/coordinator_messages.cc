@@ -120,6 +120,25 @@ v1::JobDescription ToProto(const JobView& view, bool with_parameters) {
   return proto;
 }
 
+namespace {
+
+// All of them are too much for each of many ranks, which are ordered by host. Who is none of them (Assignment::leaves) has
+// no host among them.
+void AddPeers(const Assignment& assignment, v1::Assignment& proto) {
+  const SharedList<WorkerIdentity>& peers = assignment.peers;
+  const auto own = static_cast<size_t>(assignment.rank);
+  size_t begin = 0, end = peers.size();
+  if (peers.size() > kMaxHostRanks && own < peers.size()) {
+    const auto is_here = [&](size_t rank) { return peers[rank].host_id == peers[own].host_id; };
+    for (begin = own; begin > 0 && is_here(begin - 1);) --begin;
+    for (end = own + 1; end < peers.size() && is_here(end);) ++end;
+  }
+  if (begin > 0) *proto.add_peers() = PeerOf(peers[0], 0);
+  for (size_t rank = begin; rank < end; ++rank) *proto.add_peers() = PeerOf(peers[rank], static_cast<int32_t>(rank));
+}
+
+}  // namespace
+
 v1::Assignment ToProto(const Assignment& assignment, bool known) {
   v1::Assignment proto;
   proto.set_epoch(assignment.epoch);
@@ -149,9 +168,7 @@ v1::Assignment ToProto(const Assignment& assignment, bool known) {
   for (const MemberRecord& departing : from.departing) {
     *proto.mutable_from()->add_departing() = PeerOf(departing.worker, departing.was);
   }
-  for (size_t rank = 0; rank < assignment.peers.size(); ++rank) {
-    *proto.add_peers() = PeerOf(assignment.peers[rank], static_cast<int32_t>(rank));
-  }
+  AddPeers(assignment, proto);
   return proto;
 }
 

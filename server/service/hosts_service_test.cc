@@ -13,6 +13,7 @@
 #include "rpc/channel.h"
 #include "rpc/server.h"
 #include "server/coordinator/testing/small_jobs.h"
+#include "server/service/coordinator_messages.h"
 
 namespace shardmesh {
 namespace {
@@ -189,6 +190,32 @@ TEST_F(HostsServiceTest, ABadMessage_EndsTheCall) {
   EXPECT_THAT(End(), StatusIs(Code::kResourceExhausted, HasSubstr("at most 1024")));
   Begin(absl::InfiniteDuration());
   EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("no deadline")));
+}
+
+// What all members know of each other does not grow with their number squared.
+TEST(AssignmentToProto, OfManyRanks_HasThoseOfTheHost) {
+  for (const int ranks : {64, 65, 4096}) {
+    std::vector<WorkerIdentity> all;
+    for (int rank = 0; rank < ranks; ++rank) {
+      all.push_back(SmallWorker(absl::StrCat("w", rank), 1, absl::StrCat("h", rank / 8)));
+    }
+    Assignment assignment;
+    assignment.definition = SmallJob("j", 2);
+    assignment.rank = 21;
+    assignment.peers = all;
+    std::vector<int> told;
+    const v1::Assignment proto = ToProto(assignment, /*known=*/false);
+    for (const v1::Peer& peer : proto.peers()) {
+      EXPECT_EQ(peer.worker(), absl::StrCat("w", peer.rank()));
+      told.push_back(peer.rank());
+    }
+    if (ranks == 64) {
+      EXPECT_EQ(told.size(), 64u);
+    } else {
+      EXPECT_EQ(told, (std::vector<int>{0, 16, 17, 18, 19, 20, 21, 22, 23}));
+      EXPECT_LT(proto.ByteSizeLong(), 64u << 10);
+    }
+  }
 }
 
 TEST_F(HostsServiceTest, End_CancelsTheOpenCall_AndTheNext) {

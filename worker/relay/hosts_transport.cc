@@ -62,7 +62,9 @@ HostsTransport::~HostsTransport() {
 
 absl::StatusOr<std::unique_ptr<HostsTransport>> HostsTransport::Dial(const std::string& coordinator,
                                                                      const TlsOptions& tls, absl::Duration timeout) {
-  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, NewChannel(coordinator, tls));
+  ChannelOptions options;
+  options.measures_bandwidth = false;
+  ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, NewChannel(coordinator, tls, options));
   return std::unique_ptr<HostsTransport>(new HostsTransport(coordinator, tls, timeout, std::move(channel)));
 }
 
