@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws what step_test wrote: when what was killed or stopped, and how long each job's training paused.
+"""Draws what step_test or hosts_test wrote: when what was killed, stopped or cut, and how long each job's training paused.
 
   bazel test //tests/chaos:step_test --nocache_test_results
   unzip -o bazel-testlogs/tests/chaos/step_test/test.outputs/outputs.zip -d /tmp
@@ -22,7 +22,6 @@ COLORS = {
     "worker, coordinator killed": "C1",
     "node killed": "C4",
 }
-OTHER = "0.2"
 
 
 class Mark(NamedTuple):
@@ -48,7 +47,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         events = [json.loads(line) for line in path.read_text().splitlines()]
         marks(events), pauses(events)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SystemExit(f"plot_chaos: {path} holds no events of step_test ({error!r})") from None
+        raise SystemExit(f"plot_chaos: {path} holds no events of step_test or hosts_test ({error!r})") from None
     if not events:
         raise SystemExit(f"plot_chaos: {path} has no event; nothing to draw")
     return events
@@ -71,6 +70,17 @@ def pauses(events: Sequence[dict[str, Any]]) -> list[Pause]:
     ]
 
 
+def colors(kinds: Sequence[str]) -> dict[str, Any]:
+    """Of kinds of events; those that COLORS does not name have one each of a palette of twenty."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    taken = {to_rgb(COLORS[kind]) for kind in kinds if kind in COLORS}
+    palette = [color for color in colormaps["tab20"].colors if color not in taken]
+    others = sorted(set(kinds) - set(COLORS))
+    return {**COLORS, **{kind: palette[i % len(palette)] for i, kind in enumerate(others)}}
+
+
 def draw(events: Sequence[dict[str, Any]], path: Path) -> None:
     try:
         import matplotlib
@@ -81,37 +91,38 @@ def draw(events: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(11, 5.5), sharex=True, layout="constrained")
-    draw_timeline(above, marks(events), pauses(events))
-    draw_lengths(below, pauses(events))
+    of_kind = colors([event["kind"] for event in events])
+    draw_timeline(above, marks(events), pauses(events), of_kind)
+    draw_lengths(below, pauses(events), of_kind)
     figure.legend(*below.get_legend_handles_labels(), loc="outside upper center", ncols=6)
     pyplot.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def draw_timeline(axes: Any, found: Sequence[Mark], of_jobs: Sequence[Pause]) -> None:
+def draw_timeline(axes: Any, found: Sequence[Mark], of_jobs: Sequence[Pause], color_of: dict[str, Any]) -> None:
     rows = sorted({mark.who for mark in found}) + sorted({f"job {pause.mesh}" for pause in of_jobs})
     for mark in found:
-        color = COLORS.get(mark.kind, OTHER)
+        color = color_of[mark.kind]
         if mark.stop > 0:
             axes.barh(rows.index(mark.who), mark.stop, 0.6, mark.at, color=color)
         else:
             axes.plot(mark.at, rows.index(mark.who), "x", color=color, markersize=5)
     for pause in of_jobs:
-        axes.barh(rows.index(f"job {pause.mesh}"), pause.length, 0.6, pause.at, color=COLORS.get(pause.kind, OTHER))
-    axes.set(title="x: killed; bar of a worker: stopped; bar of a job: no step", yticks=range(len(rows)), yticklabels=rows)
+        axes.barh(rows.index(f"job {pause.mesh}"), pause.length, 0.6, pause.at, color=color_of[pause.kind])
+    axes.set(title="x: killed; bar of a worker or host: stopped or cut off; bar of a job: no step", yticks=range(len(rows)), yticklabels=rows)
     axes.invert_yaxis()
 
 
-def draw_lengths(axes: Any, of_jobs: Sequence[Pause]) -> None:
+def draw_lengths(axes: Any, of_jobs: Sequence[Pause], color_of: dict[str, Any]) -> None:
     for kind in sorted({pause.kind for pause in of_jobs}):
         of_kind = [pause for pause in of_jobs if pause.kind == kind]
-        axes.plot([p.at for p in of_kind], [p.length * 1000 for p in of_kind], ".", color=COLORS.get(kind, OTHER), label=kind)
+        axes.plot([p.at for p in of_kind], [p.length * 1000 for p in of_kind], ".", color=color_of[kind], label=kind)
     axes.set(xlabel="s", ylabel="longest time without a step, ms", yscale="log")
     axes.grid(axis="y", alpha=0.3)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("events", type=Path, metavar="JSONL", help="chaos.jsonl of step_test")
+    parser.add_argument("events", type=Path, metavar="JSONL", help="chaos.jsonl of step_test or hosts_test")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="a picture (.svg, .png)")
     arguments = parser.parse_args()
     events = read(arguments.events)
