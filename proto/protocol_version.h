@@ -9,7 +9,7 @@
 namespace shardmesh {
 
 inline constexpr int kProtocolMajor = 1;  // another one: messages mean something else
-inline constexpr int kProtocolMinor = 2;  // more fields or calls than the one before
+inline constexpr int kProtocolMinor = 3;  // more fields or calls than the one before
 
 v1::ProtocolVersion OwnProtocol();
 

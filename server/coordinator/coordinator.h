@@ -219,12 +219,18 @@ class Coordinator {
                                                     const std::vector<MemberReport>& reports, absl::Time now,
                                                     const WorkerTraits& traits = {}, absl::string_view secret = {});
 
-  // Whether such a heartbeat, answered with `told`, does nothing if it comes again, and is answered with the same, as long
-  // as changes() stays: then HearAgain is enough.
-  bool MayRepeat(const std::vector<MemberReport>& reports, const std::vector<Assignment>& told) const;
-  uint64_t changes() const { return state_.changes; }
-  // The worker is alive. False: it counted as silent or gone, and the heartbeat has to be given.
-  bool HearAgain(const std::string& name, int64_t incarnation, absl::Time now);
+  // A heartbeat that may be heard again by HearAgain alone.
+  struct Heard {
+    uint64_t changes = 0;  // of jobs, until then
+    uint64_t number = 0;   // of that heartbeat
+  };
+  // Of the worker's last heartbeat, with these reports, answered with `told`. Unset: if it came again, it might do
+  // something, or be answered with something else.
+  std::optional<Heard> MayRepeat(const std::string& name, const std::vector<MemberReport>& reports,
+                                 const std::vector<Assignment>& told) const;
+  // The worker sends the same heartbeat again. False: the whole of it has to be given, since a job has changed, or another
+  // heartbeat of that worker came since, or it counts as silent or gone.
+  bool HearAgain(const std::string& name, int64_t incarnation, const Heard& last, absl::Time now);
 
   // What a worker keeps of jobs with copies=2, in whatever jobs it is now; before its heartbeat. No effect where that is
   // refused.
@@ -308,8 +314,8 @@ class Coordinator {
   // coordinator_copies.cc
   // The newest copies of the job that workers which are there have as a whole, of each shard so many.
   std::optional<CopiesPlace> FindCopies(const Job& job, absl::Time now, size_t times = 1) const;
-  // Those of one step, whether they are whole any more or not.
-  CopiesPlace CopiesOf(const Job& job, const CheckpointRecord& checkpoint, absl::Time now) const;
+  // Those of one step, whether they are whole any more or not. Without a time: with those of workers that may be gone.
+  CopiesPlace CopiesOf(const Job& job, const CheckpointRecord& checkpoint, std::optional<absl::Time> now) const;
 
   // coordinator_back.cc
   // Where a job goes back to that loses a shard: the newest of its copies and, if it may, its checkpoints. Unset: nowhere.
@@ -329,7 +335,8 @@ class Coordinator {
   void ApplyRead(Transaction& transaction, const MemberReport& report, const Job& there, const WorkerIdentity& worker,
                  absl::Time now);
   void DecideRead(Transaction& transaction, const std::string& name, absl::Time now);
-  // Of jobs that go back: members that have said nothing for too long count as such that cannot read it.
+  // Of jobs that go back: copies that are whole no more are passed over, and members that have said nothing for too long
+  // count as such that cannot read it.
   void GiveUpReading(Transaction& transaction, const std::string& name, absl::Time now);
 
   // coordinator_reshard.cc

@@ -206,7 +206,12 @@ void Coordinator::DecideRead(Transaction& transaction, const std::string& name, 
 void Coordinator::GiveUpReading(Transaction& transaction, const std::string& name, absl::Time now) {
   Job& job = state_.jobs.at(name);
   const JobRecord& record = job.record;
-  if (!record.goes_back || record.state != JobState::kPreparing || job.read.AllSaid(record.epoch)) return;
+  if (!record.goes_back || job.read.AllSaid(record.epoch)) return;
+  if (const CheckpointRecord& back = record.gone_back.checkpoint;
+      back.copied_at > 0 && MayShrink(job, now) && !CopiesOf(job, back, std::nullopt).whole) {
+    return PassOverCheckpoint(transaction, name, "workers that had some of them are gone since", now);
+  }
+  if (record.state != JobState::kPreparing) return;
   const Plan& plan = job.definition->plan();
   double bytes = 0;
   for (const Bucket& bucket : plan.buckets()) bytes += static_cast<double>(bucket.num_elements) * kElementBytes;

@@ -70,7 +70,8 @@ void Coordinator::TakeCopies(const std::string& name, int64_t incarnation, absl:
 // A step is whole when all members of the epoch have it, and each has it until it is told of a later one: a worker whose
 // newest report is of an older step has it, too. If that is not so any more, its members cannot read it, and have told
 // by then which is.
-CopiesPlace Coordinator::CopiesOf(const Job& job, const CheckpointRecord& checkpoint, absl::Time now) const {
+CopiesPlace Coordinator::CopiesOf(const Job& job, const CheckpointRecord& checkpoint,
+                                  std::optional<absl::Time> now) const {
   CopiesPlace place;
   place.checkpoint = checkpoint;
   for (const auto& [name, said] : job.copies.by_worker) {
@@ -78,7 +79,9 @@ CopiesPlace Coordinator::CopiesOf(const Job& job, const CheckpointRecord& checkp
     const auto worker = state_.workers.find(name);
     if (kept.epoch != checkpoint.copied_at || kept.step > checkpoint.step) continue;
     if (worker == state_.workers.end() || worker->second.record.identity.incarnation != said.incarnation) continue;
-    if (!IsThere(worker->second, now) || !SameSecret(kept.secret, job.record.secret)) continue;
+    const bool there =
+        now.has_value() ? IsThere(worker->second, *now) : worker->second.record.state == WorkerState::kAlive;
+    if (!there || !SameSecret(kept.secret, job.record.secret)) continue;
     place.mesh = kept.mesh;
     place.hosts = kept.hosts;
     place.holders.emplace_back(worker->second.record.identity, kept.rank);

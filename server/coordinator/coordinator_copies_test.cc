@@ -145,6 +145,29 @@ TEST_F(CopiesTest, CopiesThatCannotBeRead_OthersAreTaken_ThenTheCheckpoint) {
   EXPECT_EQ(View("j").gone_back.checkpoint.folder, "/data/step-3");
 }
 
+// Its members would wait for what nobody has any more.
+TEST_F(CopiesTest, AHolderIsLostOnTheWayBack_TheCheckpointIsTaken_AtOnce) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(OnLoss::kCheckpoint));
+  ASSERT_OK(c_->RecordCheckpoint("j", kUid, 1, {"/data/step-3", 3, 1}));
+  KeepAll(5);
+  LoseHost();
+  ASSERT_EQ(View("j").gone_back.checkpoint.step, 5);
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  ASSERT_OK(c_->Tick(now_));
+  EXPECT_EQ(View("j").gone_back.checkpoint.folder, "/data/step-3");
+}
+
+// It counts until it is silent for the time-out.
+TEST_F(CopiesTest, AHolderThatIsSilentForAMoment_IsAwaited) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(OnLoss::kCheckpoint));
+  ASSERT_OK(c_->RecordCheckpoint("j", kUid, 1, {"/data/step-3", 3, 1}));
+  KeepAll(5);
+  LoseHost();
+  now_ += absl::Seconds(2);
+  ASSERT_OK(c_->Tick(now_));
+  EXPECT_EQ(View("j").gone_back.checkpoint.step, 5);
+}
+
 // Of steps that the job has left since it went back further.
 TEST_F(CopiesTest, OfAnEpochThatTheJobLeft_NothingCounts) {
   ASSERT_NO_FATAL_FAILURE(MakeReady(OnLoss::kCheckpoint));

@@ -234,6 +234,7 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
   RETURN_IF_ERROR(CheckRanks(reports, identity));
   const bool doubted = worker.doubted;
   Hear(worker, now);
+  worker.heard = ++state_.heard;
   TakeTraits(worker, traits);
 
   Transaction transaction = NewTransaction();
@@ -254,18 +255,25 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
 
 // A report that failed is decided on later, and one of fewer steps than are known is believed after a time-out. Who goes
 // back to a checkpoint is told by the time who has copies.
-bool Coordinator::MayRepeat(const std::vector<MemberReport>& reports, const std::vector<Assignment>& told) const {
+std::optional<Coordinator::Heard> Coordinator::MayRepeat(const std::string& name,
+                                                         const std::vector<MemberReport>& reports,
+                                                         const std::vector<Assignment>& told) const {
+  const auto worker = state_.workers.find(name);
   const bool ready = absl::c_all_of(reports, [&](const MemberReport& report) {
     if (report.state != MemberReport::State::kReady) return false;
     const auto job = state_.jobs.find(report.job);
     return job == state_.jobs.end() || !job->second.behind.has_value();
   });
-  return ready && absl::c_none_of(told, [](const Assignment& assignment) { return assignment.back.has_value(); });
+  const bool goes_back = absl::c_any_of(told, [](const Assignment& assignment) { return assignment.back.has_value(); });
+  if (!ready || goes_back || worker == state_.workers.end()) return std::nullopt;
+  return Heard{state_.changes, worker->second.heard};
 }
 
-bool Coordinator::HearAgain(const std::string& name, int64_t incarnation, absl::Time now) {
+bool Coordinator::HearAgain(const std::string& name, int64_t incarnation, const Heard& last, absl::Time now) {
+  if (last.changes != state_.changes) return false;
   Worker* const worker = FindWorker(name);
   if (worker == nullptr || worker->record.identity.incarnation != incarnation) return false;
+  if (worker->heard != last.number) return false;
   if (worker->record.state != WorkerState::kAlive || worker->doubted || IsSilent(*worker, now)) return false;
   worker->last_heartbeat = now;
   return true;

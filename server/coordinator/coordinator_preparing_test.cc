@@ -127,9 +127,11 @@ TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_TheNextIncarnationTakesItsPlace)
 TEST_F(PreparingTest, WhoAPeerSaysIsGone_IsHeardByAWholeHeartbeat) {
   ASSERT_NO_FATAL_FAILURE(Prepare());
   Beat("a", {BIsGone()});
-  EXPECT_FALSE(c_->HearAgain("b", 1, now_));
-  Beat("b");
-  EXPECT_TRUE(c_->HearAgain("b", 1, now_));
+  ASSERT_OK(c_->CreateJob(SmallJob("k", 2), now_));
+  const Coordinator::Heard heard = c_->MayRepeat("b", {}, {}).value();
+  EXPECT_FALSE(c_->HearAgain("b", 1, heard, now_));
+  const Coordinator::Heard again = c_->MayRepeat("b", {}, Beat("b")).value();
+  EXPECT_TRUE(c_->HearAgain("b", 1, again, now_));
 }
 
 TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_OfAReadyJob_FailsIt) {

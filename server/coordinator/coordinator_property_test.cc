@@ -427,8 +427,9 @@ class Simulation {
     for (const std::string& sender : in_time) late_.erase(sender);
     told_[name] = *assignments;
     repeats_.erase(name);
-    if (coordinator_->MayRepeat(reports, *assignments))
-      repeats_[name] = {reports, incarnations_[name], coordinator_->changes()};
+    if (const auto heard = coordinator_->MayRepeat(name, reports, *assignments); heard.has_value()) {
+      repeats_[name] = {reports, incarnations_[name], *heard};
+    }
     for (const Assignment& assignment : *assignments) {
       if (assignment.from.epoch == assignment.epoch) {  // it only keeps what it held, and ends that with the others
         EXPECT_EQ(assignment.peers.size(), assignment.from.was.size());
@@ -445,17 +446,32 @@ class Simulation {
   void HeartbeatAgain() {
     const std::string name = WorkerName();
     const auto last = repeats_.find(name);
-    if (last == repeats_.end() || last->second.changes != coordinator_->changes() || retry_pending_) return;
-    if (!coordinator_->HearAgain(name, last->second.incarnation, now_)) return;
+    if (last == repeats_.end() || retry_pending_) return;
+    if (!coordinator_->HearAgain(name, last->second.incarnation, last->second.heard, now_)) return;
     fails_ = false;
     coordinator_->TakeEvents();
+    const std::vector<std::string> before = JobTexts();
     const auto whole =
         coordinator_->Heartbeat(name, last->second.incarnation, last->second.reports, now_, TraitsOf(name));
     ASSERT_OK(whole);
     EXPECT_EQ(Texts(*whole), Texts(told_[name]));
-    EXPECT_EQ(coordinator_->changes(), last->second.changes);
+    EXPECT_EQ(JobTexts(), before);
     EXPECT_THAT(coordinator_->TakeEvents(), ::testing::IsEmpty());
+    repeats_.erase(last);  // another one came
     ++repeated;
+  }
+  std::vector<std::string> JobTexts() {
+    std::vector<std::string> texts;
+    for (const JobView& job : coordinator_->ListJobs(now_)) {
+      std::string text = absl::StrCat(job.definition->spec().name, " ", static_cast<int>(job.state), " ", job.epoch,
+                                      " ", job.committed_step, " ", job.error, job.waiting_for, job.reshard_error);
+      for (const int64_t step : job.published_steps) absl::StrAppend(&text, " ", step);
+      for (const JobView::Member& member : job.members) {
+        absl::StrAppend(&text, " ", NameAndIncarnation(member.worker), member.alive, member.ready);
+      }
+      texts.push_back(std::move(text));
+    }
+    return texts;
   }
   static std::vector<std::string> Texts(const std::vector<Assignment>& assignments) {
     std::vector<std::string> texts;
@@ -500,7 +516,7 @@ class Simulation {
   struct Repeatable {
     std::vector<MemberReport> reports;
     int64_t incarnation = 0;
-    uint64_t changes = 0;
+    Coordinator::Heard heard;
   };
   std::map<std::string, Repeatable> repeats_;  // by worker: its last heartbeat, if it may be heard again
 };

@@ -125,6 +125,7 @@ struct Worker {
   absl::Time last_heartbeat;           // not stored: a restarted coordinator starts counting anew
   std::optional<WorkerTraits> traits;  // unset: it said nothing to this run of the coordinator yet
   bool doubted = false;                // a peer said that it is gone, and it was not heard since
+  uint64_t heard = 0;                  // CoordinatorState::heard at its last whole heartbeat
 };
 
 struct CoordinatorState {
@@ -134,6 +135,7 @@ struct CoordinatorState {
   int64_t epoch_floor = 0;
   // Of transactions that changed more of a job than its progress.
   uint64_t changes = 0;
+  uint64_t heard = 0;         // whole heartbeats, and what came with them
   mutable PlaceIndex places;  // of the workers in the jobs; Transaction keeps it right
 };
 

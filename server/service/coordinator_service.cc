@@ -3,7 +3,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +26,10 @@
 namespace shardmesh {
 namespace {
 
-constexpr int kMaxHostHeartbeats = 1024;  // in one message, and places of a call
+// Of Hosts.Heartbeats.
+constexpr int kMaxHostHeartbeats = 1024;      // in one message, and places of a call
+constexpr size_t kMaxKeptBytes = 4 << 10;     // of a heartbeat that is kept: of a worker of a dozen jobs
+constexpr size_t kMaxReplyBytes = 32u << 20;  // beyond it no more assignments are told
 
 int64_t RandomUid() {
   std::random_device random;
@@ -316,59 +322,94 @@ grpc::ServerUnaryReactor* CoordinatorService::Heartbeat(grpc::CallbackServerCont
       });
 }
 
-absl::Status CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, std::vector<KnownHeartbeat>& known,
-                                            v1::HostHeartbeatReplies& replies) {
-  const int count = request.workers_size();
-  if (count > kMaxHostHeartbeats) {
+namespace {
+
+absl::Status CheckPlaces(const v1::HostHeartbeats& request) {
+  if (request.workers_size() > kMaxHostHeartbeats) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(count, " heartbeats in a message; send at most ", kMaxHostHeartbeats));
+        absl::StrCat(request.workers_size(), " heartbeats in a message; send at most ", kMaxHostHeartbeats));
   }
-  std::vector<absl::Status> valid(count);
-  for (int i = 0; i < count; ++i) {
-    const v1::HostHeartbeats::Worker& worker = request.workers(i);
+  std::set<int> places;
+  for (const v1::HostHeartbeats::Worker& worker : request.workers()) {
     if (worker.place() < 0 || worker.place() >= kMaxHostHeartbeats) {
       return absl::InvalidArgumentError(
           absl::StrCat("place is ", worker.place(), "; it is 0 to ", kMaxHostHeartbeats - 1));
     }
-    if (worker.place() >= static_cast<int>(known.size())) known.resize(worker.place() + 1);
-    KnownHeartbeat& there = known[worker.place()];
-    if (worker.has_heartbeat()) there = {worker.heartbeat(), 0, false};
-    if (!there.may_repeat) valid[i] = Validate(there.request);
+    if (!places.insert(worker.place()).second) {
+      return absl::InvalidArgumentError(absl::StrCat("place ", worker.place(), " comes twice in a message"));
+    }
   }
+  return absl::OkStatus();
+}
+
+// Of one of a HostHeartbeats, before the coordinator hears it.
+absl::Status CheckHeartbeat(const v1::HostHeartbeats::Worker& worker, const std::map<int, KnownHeartbeat>& known) {
+  if (worker.has_heartbeat()) return Validate(worker.heartbeat());
+  if (known.count(worker.place()) > 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("no heartbeat of place ", worker.place(), " was kept in this call; send it"));
+}
+
+}  // namespace
+
+absl::Status CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, std::map<int, KnownHeartbeat>& known,
+                                            v1::HostHeartbeatReplies& replies) {
+  RETURN_IF_ERROR(CheckPlaces(request));
+  const int count = request.workers_size();
   struct Heard {
     bool same = false;
     absl::StatusOr<std::vector<Assignment>> told = std::vector<Assignment>();
+    std::optional<shardmesh::Coordinator::Heard> may_repeat;
   };
-  const std::vector<Heard> heard = Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-    std::vector<Heard> all(count);
-    for (int i = 0; i < count; ++i) {
-      KnownHeartbeat& there = known[request.workers(i).place()];
-      const v1::HeartbeatRequest& q = there.request;
-      all[i].same = there.may_repeat && there.changes == coordinator.changes() &&
-                    coordinator.HearAgain(q.name(), q.incarnation(), now);
-      if (all[i].same) continue;
-      if (!valid[i].ok()) {
-        all[i].told = valid[i];
-        continue;
-      }
-      all[i].told = Hear(coordinator, now, q);
-      there.may_repeat = all[i].told.ok() && coordinator.MayRepeat(ReportsFromProto(q), *all[i].told);
-      there.changes = coordinator.changes();
-    }
-    return all;
-  });
+  std::vector<Heard> heard(count);
   for (int i = 0; i < count; ++i) {
-    v1::HostHeartbeatReplies::Answer& answer = *replies.add_answers();
-    const absl::Status& status = heard[i].told.status();
-    answer.set_same(heard[i].same);
-    if (heard[i].same) continue;
-    if (status.ok()) {
-      *answer.mutable_reply() = AnswerTo(known[request.workers(i).place()].request, *heard[i].told);
-      continue;
+    if (const absl::Status valid = CheckHeartbeat(request.workers(i), known); !valid.ok()) heard[i].told = valid;
+  }
+  const auto heartbeat = [&](int i) -> const v1::HeartbeatRequest& {
+    const v1::HostHeartbeats::Worker& worker = request.workers(i);
+    return worker.has_heartbeat() ? worker.heartbeat() : known.at(worker.place()).request;
+  };
+  heard = Locked([&, heard = std::move(heard)](shardmesh::Coordinator& coordinator, absl::Time now) mutable {
+    for (int i = 0; i < count; ++i) {
+      if (!heard[i].told.ok()) continue;
+      const v1::HeartbeatRequest& q = heartbeat(i);
+      if (!request.workers(i).has_heartbeat()) {
+        const KnownHeartbeat& last = known.at(request.workers(i).place());
+        heard[i].same = coordinator.HearAgain(q.name(), q.incarnation(), last.heard, now);
+        if (heard[i].same) continue;
+      }
+      heard[i].told = Hear(coordinator, now, q);
+      if (!heard[i].told.ok()) continue;
+      heard[i].may_repeat = coordinator.MayRepeat(q.name(), ReportsFromProto(q), *heard[i].told);
     }
-    answer.set_code(static_cast<int>(status.code()));
-    answer.set_message(std::string(status.message()));
-    answer.set_next_incarnation(NextIncarnationOf(status).value_or(0));
+    return std::move(heard);
+  });
+  size_t bytes = 0;
+  for (int i = 0; i < count; ++i) {
+    const int place = request.workers(i).place();
+    v1::HostHeartbeatReplies::Answer& answer = *replies.add_answers();
+    absl::Status status = heard[i].told.status();
+    answer.set_same(heard[i].same);
+    answer.set_kept(heard[i].same);
+    if (heard[i].same) continue;
+    if (status.ok() && bytes > kMaxReplyBytes) {
+      status =
+          absl::ResourceExhaustedError("the reply to the host's other workers is large; send this heartbeat alone");
+    }
+    if (status.ok()) {
+      *answer.mutable_reply() = AnswerTo(heartbeat(i), *heard[i].told);
+      bytes += answer.ByteSizeLong();
+      answer.set_kept(heard[i].may_repeat.has_value() && heartbeat(i).ByteSizeLong() <= kMaxKeptBytes);
+    } else {
+      answer.set_code(static_cast<int>(status.code()));
+      answer.set_message(std::string(status.message()));
+      answer.set_next_incarnation(NextIncarnationOf(status).value_or(0));
+    }
+    if (answer.kept()) {
+      known[place] = KnownHeartbeat{v1::HeartbeatRequest(heartbeat(i)), *heard[i].may_repeat};
+    } else {
+      known.erase(place);
+    }
   }
   return absl::OkStatus();
 }

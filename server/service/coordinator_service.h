@@ -4,9 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,11 +34,10 @@ struct CoordinatorServiceOptions {
   std::function<absl::Time()> wall = [] { return absl::Now(); };  // bounds workers' incarnations, and nothing else
 };
 
-// The last heartbeat of a worker that one call of Hosts.Heartbeats had.
+// The last heartbeat of a worker that one call of Hosts.Heartbeats had, if it may come again as a place.
 struct KnownHeartbeat {
-  v1::HeartbeatRequest request;  // without a name: there was none
-  uint64_t changes = 0;          // Coordinator::changes when it was answered
-  bool may_repeat = false;       // Coordinator::MayRepeat
+  v1::HeartbeatRequest request;
+  shardmesh::Coordinator::Heard heard;
 };
 
 class CoordinatorService final : public v1::Coordinator::CallbackService {
@@ -47,9 +46,9 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
   CoordinatorService(CoordinatorServiceOptions options, std::unique_ptr<shardmesh::Coordinator> coordinator,
                      const Clock& clock);
 
-  // What Heartbeat answers to workers of a host, in their order. `known`: of this host's workers, by place.
-  // InvalidArgument, ResourceExhausted: as Hosts.Heartbeats.
-  absl::Status Heartbeats(const v1::HostHeartbeats& request, std::vector<KnownHeartbeat>& known,
+  // What Heartbeat answers to workers of a host, in their order. `known`: of this host's workers, by place; small ones are
+  // kept. InvalidArgument, ResourceExhausted: as Hosts.Heartbeats.
+  absl::Status Heartbeats(const v1::HostHeartbeats& request, std::map<int, KnownHeartbeat>& known,
                           v1::HostHeartbeatReplies& replies) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Coordinator::Tick at the clock's time. Unavailable: the store failed; the next call tries again.

@@ -2,7 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
-#include <vector>
+#include <map>
 
 #include "absl/status/status.h"
 #include "rpc/base/main_support.h"
@@ -47,7 +47,7 @@ class HostsService::Call final : public grpc::ServerBidiReactor<v1::HostHeartbea
 
   HostsService& service_;
   grpc::CallbackServerContext* const context_;
-  std::vector<KnownHeartbeat> known_;
+  std::map<int, KnownHeartbeat> known_;  // by place
   v1::HostHeartbeats request_;
   v1::HostHeartbeatReplies reply_;
 };

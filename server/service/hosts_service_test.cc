@@ -164,10 +164,13 @@ TEST_F(HostsServiceTest, ARefusedHeartbeat_IsOneAnswer_AndTheOthersCount) {
   ASSERT_EQ(answers.size(), 4u);
   EXPECT_EQ(answers[0].code(), static_cast<int>(Code::kNotFound));
   EXPECT_THAT(answers[0].message(), HasSubstr("nobody"));
+  EXPECT_FALSE(answers[0].kept());
   EXPECT_EQ(answers[1].code(), 0);
+  EXPECT_TRUE(answers[1].kept());
+  EXPECT_THAT(answers[2].message(), HasSubstr("no heartbeat of place 6 was kept"));
   EXPECT_EQ(answers[2].code(), static_cast<int>(Code::kInvalidArgument));
   EXPECT_EQ(answers[3].code(), static_cast<int>(Code::kInvalidArgument));
-  EXPECT_FALSE(Exchange(0, nullptr).same()) << "a refusal is said again";
+  EXPECT_EQ(Exchange(0, nullptr).code(), static_cast<int>(Code::kInvalidArgument)) << "nothing was kept of it";
 }
 
 TEST_F(HostsServiceTest, ASecretThatIsNotTheWorkers_IsRefused_WithTheNextIncarnation) {
@@ -185,11 +188,45 @@ TEST_F(HostsServiceTest, ABadMessage_EndsTheCall) {
   stream_->Write(message);
   EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("place is 1024; it is 0 to 1023")));
   Begin();
+  message.mutable_workers(0)->set_place(3);
+  message.add_workers()->set_place(3);
+  stream_->Write(message);
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("place 3 comes twice")));
+  Begin();
   for (int i = 0; i < 1025; ++i) message.add_workers();
   stream_->Write(message);
   EXPECT_THAT(End(), StatusIs(Code::kResourceExhausted, HasSubstr("at most 1024")));
   Begin(absl::InfiniteDuration());
   EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("no deadline")));
+}
+
+// Memory of a call does not grow with what it is sent.
+TEST_F(HostsServiceTest, ALargeHeartbeat_CountsAndIsNotKept) {
+  Join("a");
+  v1::HeartbeatRequest a = Heartbeat("a");
+  for (int i = 0; i < 200; ++i) {
+    v1::MemberStatus* status = a.add_jobs();
+    status->set_job(absl::StrCat("old-job-", i));
+    status->set_state(v1::MEMBER_STATE_READY);
+    status->set_committed_step(-1);
+  }
+  const Answer answer = Exchange(0, &a);
+  EXPECT_FALSE(answer.kept());
+  EXPECT_EQ(Exchange(0, nullptr).code(), static_cast<int>(Code::kInvalidArgument));
+}
+
+// A call knows what it heard, and not what the coordinator heard by another way since.
+TEST_F(HostsServiceTest, AfterAHeartbeatOutsideTheCall_TheWholeCounts) {
+  Join("a");
+  const v1::HeartbeatRequest a = Heartbeat("a");
+  Exchange(0, &a);
+  EXPECT_TRUE(Exchange(0, nullptr).same());
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineIn(absl::Seconds(20)));
+  v1::HeartbeatReply reply;
+  ASSERT_TRUE(v1::Coordinator::NewStub(channel_)->Heartbeat(&context, a, &reply).ok());
+  EXPECT_FALSE(Exchange(0, nullptr).same());
+  EXPECT_TRUE(Exchange(0, nullptr).same());
 }
 
 // What all members know of each other does not grow with their number squared.

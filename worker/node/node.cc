@@ -54,6 +54,7 @@ absl::StatusOr<std::unique_ptr<Node>> Node::Start(NodeOptions options, std::func
   events.came = [node = node.get()](const std::string& worker, pid_t pid) { node->Came(worker, pid); };
   events.ended = [node = node.get()](const WorkerEnd& end) { node->Ended(end); };
   ASSIGN_OR_RETURN(node->node_, NodeServer::Start(node->options_.socket, std::move(events)));
+  if (node->options_.listening) node->options_.listening();
   {
     MutexLock lock(node->mu_);
     for (Slot& slot : node->slots_) slot.again = MonotonicNow() + wait;

@@ -37,6 +37,7 @@ struct NodeOptions {
   std::string events_file;                        // as Tell; unset: none
   std::vector<std::string> devices;               // of the workers, in turn; empty: as worker_args say
   std::vector<std::string> worker_args;           // of each worker, after --name NAME --node SOCKET
+  std::function<void()> listening;                // called once the node's socket is there, before a worker starts
   absl::Duration stop_grace = absl::Seconds(10);  // from SIGTERM to SIGKILL
 };
 

@@ -1,6 +1,5 @@
 // shardmesh-node: keeps the workers of a host, and their memory (node.h).
 #include <spdlog/spdlog.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -130,23 +129,27 @@ TlsOptions TlsOf(const std::vector<std::string>& worker_args) {
 }
 
 // Null, and a line of the log, where there can be none: workers call the coordinator themselves.
-std::unique_ptr<RelayServer> StartRelay(const Flags& flags, NodeOptions& options) {
-  mkdir(fs::path(options.socket).parent_path().c_str(), 0700);  // there already: fine; impossible: Start says so
+std::unique_ptr<RelayServer> StartRelay(const std::string& socket, const Flags& flags) {
   absl::StatusOr<std::unique_ptr<RelayServer>> relay =
-      RelayServer::Start(options.socket + ".relay", flags.coordinator, TlsOf(flags.worker_args));
-  if (!relay.ok()) {
-    spdlog::warn("event=no_relay_of_heartbeats error={}", Quoted(relay.status().ToString()));
-    return nullptr;
-  }
-  options.worker_args.insert(options.worker_args.begin(), {"--heartbeats", (*relay)->address()});
-  return *std::move(relay);
+      RelayServer::Start(socket, flags.coordinator, TlsOf(flags.worker_args));
+  if (relay.ok()) return *std::move(relay);
+  spdlog::warn("event=no_relay_of_heartbeats error={}", Quoted(relay.status().ToString()));
+  return nullptr;
 }
 
 absl::Status RunNode(const Flags& flags) {
   StopSignal stop;
   RETURN_IF_ERROR(PrepareProcess({flags.log_level}));
   ASSIGN_OR_RETURN(NodeOptions options, OptionsOf(flags));
-  const std::unique_ptr<RelayServer> relay = StartRelay(flags, options);
+  std::unique_ptr<RelayServer> relay;
+  const bool relays = absl::c_none_of(flags.worker_args,
+                                      [](const std::string& flag) { return absl::StartsWith(flag, "--heartbeats"); });
+  if (relays) {
+    const std::string socket = options.socket + ".relay";
+    options.worker_args.insert(options.worker_args.begin(), {"--heartbeats", absl::StrCat("unix:", socket)});
+    // In a folder of which the node's own socket has made sure that no other user may write in it.
+    options.listening = [&, socket] { relay = StartRelay(socket, flags); };
+  }
   spdlog::info("event=node_starting pid={} workers={} name={} socket={}", getpid(), options.num_workers, options.prefix,
                options.socket);
   ASSIGN_OR_RETURN(const auto node, Node::Start(std::move(options), [&stop] { stop.Trigger(); }));

@@ -122,8 +122,8 @@ TEST_F(NodeTest, WorkerKilled_IsStartedAgainAtOnce_AndFindsItsBytes) {
   EXPECT_TRUE(Logs({"event=worker_restarted", "worker=w-1"}));
   EXPECT_EQ(Incarnations("w-0").size(), 1u);
   EXPECT_EQ(Incarnations("w-0")[0].arguments,
-            absl::StrCat("--name,w-0,--node,", folder.path(), "/node.sock,--coordinator,host:1,--local-dir,",
-                         folder.path(), ",--threads,3"));
+            absl::StrCat("--name,w-0,--node,", folder.path(), "/node.sock,--heartbeats,unix:", folder.path(),
+                         "/node.sock.relay,--coordinator,host:1,--local-dir,", folder.path(), ",--threads,3"));
   EXPECT_EQ(StopNode(), 0);
 }
 

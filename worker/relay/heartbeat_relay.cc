@@ -1,5 +1,7 @@
 #include "worker/relay/heartbeat_relay.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -46,13 +48,13 @@ bool HeartbeatRelay::IsNewsLocked(const Waiting& waiting) const {
 }
 
 void HeartbeatRelay::Take(const v1::HeartbeatRequest& heartbeat, Answer answer) {
-  Waiting one{heartbeat.name(), heartbeat.SerializeAsString(), std::move(answer)};
+  Waiting one{heartbeat.name(), heartbeat.SerializeAsString(), MonotonicNow(), std::move(answer)};
   Answer superseded;
+  bool stopped = false;
   {
     MutexLock lock(mu_);
-    if (stop_) {
-      superseded = std::move(one.answer);
-    } else {
+    stopped = stop_;
+    if (!stopped) {
       send_at_ = std::min(send_at_, MonotonicNow() + (IsNewsLocked(one) ? options_.wait_with_news : options_.wait));
       const auto there =
           std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& other) { return other.name == one.name; });
@@ -65,8 +67,8 @@ void HeartbeatRelay::Take(const v1::HeartbeatRequest& heartbeat, Answer answer) 
     }
   }
   changed_.SignalAll();
-  if (superseded)
-    superseded(absl::AbortedError("a later heartbeat of the worker came, or the relay of heartbeats stops"));
+  if (stopped) one.answer(absl::UnavailableError("the relay of heartbeats stops"));
+  if (superseded) superseded(absl::AbortedError("a later heartbeat of the worker came"));
 }
 
 // False: it stops.
@@ -111,7 +113,7 @@ v1::HostHeartbeats HeartbeatRelay::MessageOf(const std::vector<Waiting>& batch, 
     if (is_new) known->second.place = static_cast<int>(known_.size()) - 1;
     v1::HostHeartbeats::Worker& worker = *message.add_workers();
     worker.set_place(known->second.place);
-    if (known->second.bytes == one.bytes) continue;
+    if (known->second.kept && known->second.bytes == one.bytes) continue;
     known->second.bytes = one.bytes;
     worker.mutable_heartbeat()->ParseFromString(one.bytes);
   }
@@ -126,19 +128,45 @@ absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHe
   MutexLock lock(mu_);
   for (size_t i = 0; i < batch.size(); ++i) {
     v1::HostHeartbeatReplies::Answer& answer = *replies.mutable_answers(static_cast<int>(i));
-    if (!answer.same()) known_.at(batch[i].name).told = Told(answer);
+    Known& known = known_.at(batch[i].name);
+    known.kept = answer.kept();
+    if (!answer.same()) known.told = Told(answer);
   }
   return absl::OkStatus();
 }
 
+// A process that was stopped finds what waited then.
+void HeartbeatRelay::DropOld() {
+  std::vector<Waiting> old;
+  {
+    MutexLock lock(mu_);
+    const absl::Time first = MonotonicNow() - options_.give_up;
+    const auto young =
+        std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& waiting) { return waiting.since >= first; });
+    old.assign(std::make_move_iterator(waiting_.begin()), std::make_move_iterator(young));
+    waiting_.erase(waiting_.begin(), young);
+  }
+  for (Waiting& one : old) one.answer(absl::DeadlineExceededError("the heartbeat waited too long to be sent on"));
+}
+
 void HeartbeatRelay::Loop() {
+  bool failing = false;
   while (AwaitBatch()) {
+    DropOld();
     const std::vector<Waiting> batch = TakeBatch();
+    if (batch.empty()) continue;
     bool anew = false;
     const v1::HostHeartbeats message = MessageOf(batch, anew);
     absl::StatusOr<v1::HostHeartbeatReplies> replies = link_->Exchange(message, anew);
     absl::Status status = replies.status();
     if (status.ok()) status = Learn(batch, *replies);
+    if (std::exchange(failing, !status.ok()) == status.ok()) {
+      if (status.ok()) {
+        spdlog::info("event=relays_heartbeats_again");
+      } else {
+        spdlog::warn("event=relays_no_heartbeats error=\"{}\"", status.ToString());
+      }
+    }
     for (const Waiting& one : batch) {
       if (!status.ok()) {
         one.answer(status);

@@ -2,7 +2,7 @@
 //
 // Workers that are answered at the same time send their next heartbeats at about the same time. The relay waits for all
 // that came with the last message; but not longer than the options say, and less long for a heartbeat that differs from
-// that worker's last one. Of one that does not differ only its place is sent.
+// that worker's last one. Of one that does not differ, and that the coordinator has kept, only its place is sent.
 // One thread. Thread-safe.
 #pragma once
 
@@ -25,6 +25,7 @@ namespace shardmesh {
 struct HeartbeatRelayOptions {
   absl::Duration wait = absl::Milliseconds(50);  // for others, of a heartbeat like the last one
   absl::Duration wait_with_news = absl::Milliseconds(5);
+  absl::Duration give_up = absl::Seconds(2);       // a heartbeat that waited for longer is not sent: its worker did not
   absl::Duration renew_after = absl::Minutes(30);  // of a call: then another one begins
   int max_places = 1024;                // of workers in a call, and heartbeats in a message: what the coordinator takes
   int64_t max_message_bytes = 4 << 20;  // but for a single heartbeat that is larger
@@ -49,7 +50,7 @@ class HeartbeatRelay {
 
   // What the coordinator answers, with the incarnation that it would not refuse (core/base/incarnation.h). Errors of
   // HostsLink::Exchange; Internal: the coordinator's reply is not to what was sent; Unavailable: the relay has stopped.
-  // Aborted: another heartbeat of that worker came while this one waited.
+  // Aborted: another heartbeat of that worker came while this one waited. DeadlineExceeded: it waited too long.
   void Take(const v1::HeartbeatRequest& heartbeat, Answer answer) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Answers all that wait, and ends the thread. Idempotent.
@@ -59,18 +60,21 @@ class HeartbeatRelay {
   struct Waiting {
     std::string name;
     std::string bytes;  // of the heartbeat
+    absl::Time since;
     Answer answer;
   };
   // A worker in this call.
   struct Known {
     int place = 0;
-    std::string bytes;                        // of its last heartbeat
+    bool kept = false;                        // the coordinator has its last heartbeat
+    std::string bytes;                        // of that
     absl::StatusOr<v1::HeartbeatReply> told;  // the answer to that
   };
 
   void Loop();
   bool AwaitBatch() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<Waiting> TakeBatch() ABSL_LOCKS_EXCLUDED(mu_);
+  void DropOld() ABSL_LOCKS_EXCLUDED(mu_);
   bool IsNewsLocked(const Waiting& waiting) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   v1::HostHeartbeats MessageOf(const std::vector<Waiting>& batch, bool& anew) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Learn(const std::vector<Waiting>& batch, v1::HostHeartbeatReplies& replies) ABSL_LOCKS_EXCLUDED(mu_);

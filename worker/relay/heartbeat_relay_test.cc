@@ -34,6 +34,7 @@ class FakeLink final : public HostsLink {
     bool held ABSL_GUARDED_BY(mu) = false;
     int forgets ABSL_GUARDED_BY(mu) = 0;  // answers of the next reply that it leaves out
     absl::Status refuses ABSL_GUARDED_BY(mu);
+    bool keeps_none ABSL_GUARDED_BY(mu) = false;
 
     std::vector<Seen> Await(size_t messages) {
       MutexLock lock(mu);
@@ -72,6 +73,7 @@ class FakeLink final : public HostsLink {
       } else {
         answer.mutable_reply()->add_assignments()->mutable_spec()->set_name(name);
       }
+      answer.set_kept(answer.code() == 0 && !state_.keeps_none);
       if (worker.has_heartbeat()) known_[worker.place()] = name;
     }
     for (; state_.forgets > 0; --state_.forgets) replies.mutable_answers()->RemoveLast();
@@ -175,7 +177,7 @@ TEST_F(RelayTest, TheCallEnds_AllAreTold_AndTheNextCallBeginsAnew) {
   EXPECT_THAT(seen[3].workers, ElementsAre("0 b"));
 }
 
-TEST_F(RelayTest, ARefusal_IsTold_WithTheNextIncarnation_AlsoWhenItIsTheSame) {
+TEST_F(RelayTest, ARefusal_IsTold_WithTheNextIncarnation) {
   Start(Patient());
   {
     MutexLock lock(state_.mu);
@@ -186,7 +188,25 @@ TEST_F(RelayTest, ARefusal_IsTold_WithTheNextIncarnation_AlsoWhenItIsTheSame) {
     EXPECT_THAT(told, StatusIs(Code::kAborted, HasSubstr("stale")));
     EXPECT_EQ(NextIncarnationOf(told.status()), 12);
   }
-  EXPECT_THAT(state_.Await(2)[1].workers, ElementsAre("0"));
+  EXPECT_THAT(state_.Await(2)[1].workers, ElementsAre("0 a")) << "it was not kept";
+}
+
+TEST_F(RelayTest, WhatTheCoordinatorDoesNotKeep_IsSentWhole) {
+  Start(Patient());
+  {
+    MutexLock lock(state_.mu);
+    state_.keeps_none = true;
+  }
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(NameIn(Take("a").get()), "a");
+  EXPECT_THAT(state_.Await(2)[1].workers, ElementsAre("0 a"));
+}
+
+TEST_F(RelayTest, AHeartbeatThatWaitedTooLong_IsNotSent) {
+  HeartbeatRelayOptions options = Patient();
+  options.give_up = absl::ZeroDuration();
+  Start(options);
+  EXPECT_THAT(Take("a").get(), StatusIs(Code::kDeadlineExceeded, HasSubstr("too long")));
+  EXPECT_EQ(Messages(), 0u);
 }
 
 TEST_F(RelayTest, FewerAnswersThanHeartbeats_NobodyGetsAnothersAnswer) {
@@ -244,7 +264,7 @@ TEST_F(RelayTest, Stop_AnswersAll) {
   std::future<Told> waits = Take("a");
   relay_->Stop();
   EXPECT_THAT(waits.get(), StatusIs(Code::kUnavailable, HasSubstr("stops")));
-  EXPECT_FALSE(Take("a").get().ok());
+  EXPECT_THAT(Take("a").get(), StatusIs(Code::kUnavailable, HasSubstr("stops")));
 }
 
 }  // namespace

@@ -78,7 +78,8 @@ absl::Status HostsTransport::Begin() {
   return End(absl::DeadlineExceededError(absl::StrCat("no connection within ", absl::FormatDuration(timeout_))));
 }
 
-// What gRPC says is the cause where the other end said why; a call that is cancelled here ends at once.
+// What gRPC says is the cause where the other end said why, which it may do late or never: then the call is cancelled, and
+// ends at once.
 absl::Status HostsTransport::End(absl::Status cause) {
   const std::string named = absl::StrCat("coordinator Hosts.Heartbeats at ", address_);
   if (call_->left > 0) {
@@ -90,7 +91,11 @@ absl::Status HostsTransport::End(absl::Status cause) {
   if (cause.ok()) call_->context.TryCancel();
   grpc::Status ended;
   call_->stream->Finish(&ended, nullptr);
-  call_->Await(1, absl::InfiniteFuture());
+  if (!call_->Await(1, MonotonicNow() + timeout_) && call_->left > 0) {
+    call_->context.TryCancel();
+    call_->Await(1, absl::InfiniteFuture());
+    if (ended.error_code() == grpc::StatusCode::CANCELLED) ended = grpc::Status::OK;  // by this end: it says nothing
+  }
   call_.reset();
   if (cause.ok()) return cause;
   const absl::Status status = ExplainTlsFailure(FromGrpc(ended, named), tls_);

@@ -14,24 +14,20 @@ namespace {
 
 constexpr absl::Duration kLongest = absl::Seconds(1), kAway = absl::Seconds(5);
 // Of the time after which the coordinator takes a silent worker for dead: there has to be some left for the call itself.
-constexpr int kPartOfTimeout = 4;
+constexpr int kPartOfTimeout = 6;
 
 // Whether that is the coordinator's answer to a heartbeat, and not the relay's that it has none.
 bool IsCoordinators(const absl::Status& status) {
   switch (status.code()) {
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kDeadlineExceeded:
-    case absl::StatusCode::kUnimplemented:
-    case absl::StatusCode::kInternal:
-    case absl::StatusCode::kResourceExhausted:
-    case absl::StatusCode::kUnknown:
-    case absl::StatusCode::kCancelled:
-      return false;
+    case absl::StatusCode::kOk:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kFailedPrecondition:
+      return true;
     case absl::StatusCode::kAborted:
     case absl::StatusCode::kPermissionDenied:
       return NextIncarnationOf(status).has_value();
     default:
-      return true;
+      return false;
   }
 }
 

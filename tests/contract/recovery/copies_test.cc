@@ -145,6 +145,29 @@ TEST_F(Copies, TheCoordinatorIsKilledOnTheWay) {
   ASSERT_NO_FATAL_FAILURE(ExpectWentBack(kLost, "fsdp=4"));
 }
 
+// Shards of one are kept by the other, so they are gone: a checkpoint is older, but it is there.
+TEST_F(Copies, TwoNeighboursAreLost_TheJobGoesBackToItsCheckpoint) {
+  JobSpec spec = testing::OddJob("job", "fsdp=6", 2);
+  spec.on_loss = OnLoss::kCheckpoint;
+  ASSERT_NO_FATAL_FAILURE(Begin({.workers = 6, .hosts = 3}, spec));
+  const testing::TempFolder folder;
+  ASSERT_OK(SaveCheckpoint(*job_, folder.File("checkpoints")));
+  testing::TrainByTwo(*client_, job_, kLast);
+  ASSERT_NO_FATAL_FAILURE(AwaitCopies(kLast));
+  KillHostOf(0);
+  KillHostOf(2);
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> now, Reopen());
+  EXPECT_EQ(now->spec().mesh.ToString(), "fsdp=2");
+  const std::optional<v1::GoneBack> back = now->WentBackSince(job_->epoch());
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->checkpoint().step(), kLost);
+  EXPECT_EQ(back->checkpoint().copied_at(), 0);
+  EXPECT_EQ(back->lost_step(), kLast);
+  testing::TrainByTwo(*client_, now, kLast);
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*now, kLast));
+  EXPECT_EQ(learnt, testing::ReferenceOf(job_->spec(), kLast));
+}
+
 // It has lost its copies, and no step is committed since.
 TEST_F(Copies, AMemberThatCameBack_HasCopiesAgain_WithoutAStep) {
   ClusterOptions options{.workers = 4, .hosts = 2};
