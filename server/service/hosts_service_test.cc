@@ -205,12 +205,15 @@ TEST_F(HostsServiceTest, ALargeHeartbeat_CountsAndIsNotKept) {
   Join("a");
   v1::HeartbeatRequest a = Heartbeat("a");
   for (int i = 0; i < 200; ++i) {
-    v1::MemberStatus* status = a.add_jobs();
-    status->set_job(absl::StrCat("old-job-", i));
-    status->set_state(v1::MEMBER_STATE_READY);
-    status->set_committed_step(-1);
+    v1::KeptCopies* const copies = a.add_copies();
+    copies->set_job(absl::StrCat("job-", i));
+    copies->set_epoch(1);
+    copies->set_hosts(2);
+    copies->set_mesh("fsdp=2");
+    copies->set_step(1);
   }
   const Answer answer = Exchange(0, &a);
+  EXPECT_EQ(answer.code(), 0) << answer.message();
   EXPECT_FALSE(answer.kept());
   EXPECT_EQ(Exchange(0, nullptr).code(), static_cast<int>(Code::kInvalidArgument));
 }
