@@ -63,13 +63,14 @@ class Trainer:
 class Cluster:
     """Workers w0, w1, ...; retained: those of a shardmesh-node, which starts them again, w-0, w-1, ..."""
 
-    def __init__(self, workers=2, retained=False, worker_flags=(), coordinator_flags=(), environment=None, unix=False):
+    def __init__(self, workers=2, retained=False, worker_flags=(), coordinator_flags=(), environment=None, unix=False,
+                 hosts=1):
         """environment: a function of the folder: variables of every process, besides this one's. unix: the coordinator
-        listens on a UNIX socket."""
+        listens on a UNIX socket. hosts: as which the workers count, one on each in turn."""
         self._folder = tempfile.TemporaryDirectory(prefix="shardmesh-py-")
         self.folder = self._folder.name
         self._processes, self._trainers = {}, []
-        self._workers = workers
+        self._workers, self._hosts = workers, hosts
         self._coordinator_flags = coordinator_flags
         self._environment = {**os.environ, **(environment(self.folder) if environment else {})}
         self.address = f"unix:{self._file('coordinator.sock')}" if unix else "127.0.0.1:0"
@@ -96,9 +97,10 @@ class Cluster:
             self._start("node", "worker/shardmesh-node", *common, "--workers", str(self._workers), "--name", "w",
                         "--worker-binary", program("worker/shardmesh-worker"), "--", *flags)
             return
-        for name in [f"w{i}" for i in range(self._workers)]:
-            self._start(name, "worker/shardmesh-worker", *common, "--name", name, "--address-file",
-                        self._file(name + ".address"), *flags)
+        for i in range(self._workers):
+            host = ["--group-address", "127.0.0.1", "--host-name", f"host{i % self._hosts}"] if self._hosts > 1 else []
+            self._start(f"w{i}", "worker/shardmesh-worker", *common, "--name", f"w{i}", "--address-file",
+                        self._file(f"w{i}.address"), *host, *flags)
         for name in [f"w{i}" for i in range(self._workers)]:
             self._line(name, name + ".address")
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch trainers of a job that loses weights of which no copy is left, and goes back to its checkpoint: each rank is
-told of it as it has chosen, does the lost steps again, and ends with the digest of a job that nobody disturbed."""
+told of it as it has chosen, does the lost steps again, and ends with the digest of a job that nobody disturbed. So does one
+that keeps copies on another host, and is told nothing if they are of the newest step."""
 import json
 import os
 import shutil
@@ -92,6 +93,20 @@ class WentBackTest(unittest.TestCase):
         self.assertEqual([rank["told"] for rank in told["disturbed"]], [[SAVED]] * 2)
         self.assertEqual([rank["digest"] for rank in told["disturbed"]], [rank["digest"] for rank in told["undisturbed"]])
         self.assertEqual(connect(self.cluster.address).job("two").mesh, "fsdp=2")
+
+    def test_a_host_is_lost_that_another_one_keeps_copies_of(self):
+        _, *learnt = run(0, self.cluster.address, "undisturbed", "", None)
+        with Cluster(workers=3, hosts=3) as cluster:
+            self.cluster = cluster
+
+            def kill():
+                until(lambda: json.loads(cluster.shardctl("jobs", "one", "--json"))["copied"] == KILLED, what="copies")
+                self.assertIn(f"copies of step {KILLED}", cluster.shardctl("jobs", "one"))
+                cluster.kill(self.member("one", 1))
+
+            told, *again = run(0, cluster.address, "one", "", kill, copies=2)
+            self.assertEqual((told, again), ([], learnt))
+            self.assertIn(f"went back to copies of step {KILLED}, without a loss", cluster.shardctl("jobs", "one"))
 
     def disturbed(self, job, folder, **options):
         """An optimizer behind step KILLED, whose job has gone back to a checkpoint of step SAVED."""
@@ -215,7 +230,8 @@ class WentBackTest(unittest.TestCase):
 
     def test_wrong_arguments(self):
         for options, message in (({"on_loss": "retry"}, "on_loss is 'retry'; it must be fail or checkpoint"),
-                                 ({"on_went_back": "ignore"}, "on_went_back is 'ignore'; it must be raise or continue")):
+                                 ({"on_went_back": "ignore"}, "on_went_back is 'ignore'; it must be raise or continue"),
+                                 ({"copies": 3, "mesh": "fsdp=2"}, "copies is 3; it is 1, or 2: another host keeps each shard, too")):
             with self.assertRaisesRegex(errors.InvalidArgument, message):
                 Optimizer(torch.nn.Linear(2, 2), service=self.cluster.address, **options)
 
