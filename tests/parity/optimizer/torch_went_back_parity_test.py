@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """PyTorch trainers of a job that loses weights of which no copy is left, and goes back to its checkpoint: each rank is
-told of it as it has chosen, does the lost steps again, and ends with the digest of a job that nobody disturbed. So does one
-that keeps copies on another host, and is told nothing if they are of the newest step."""
+told of it as it has chosen, does the lost steps again, and ends with the digest of a job that nobody disturbed. So does
+one that keeps copies on another host, and is told nothing if they are of the newest step."""
 import json
 import os
 import shutil
