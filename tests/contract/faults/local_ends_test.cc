@@ -181,10 +181,10 @@ TEST(LocalEnds, SocketsThatACleanerRemoves_AreThereAgain_AndAKilledWorkerGoesOn)
   ASSERT_OK(testing::TrainTo(*session, 2));
   const std::string folder = cluster->folder().File("s");
   const std::vector<fs::path> sockets = SocketsIn(folder);
-  ASSERT_EQ(sockets.size(), 3u);  // two workers' and the node's
+  ASSERT_EQ(sockets.size(), 4u);  // two workers', the node's and its relay's
   fs::remove_all(folder);
   ASSERT_OK(testing::TrainTo(*session, 4));
-  ASSERT_TRUE(Await([&] { return SocketsIn(folder).size() == 3; })) << cluster->node().Log();
+  ASSERT_TRUE(Await([&] { return SocketsIn(folder).size() == 4; })) << cluster->node().Log();
   EXPECT_TRUE(absl::StrContains(cluster->node().Log(), "event=socket_restored of=node"));
   const pid_t killed = cluster->PidOf("w-0");
   ASSERT_EQ(kill(killed, SIGKILL), 0);

@@ -311,7 +311,7 @@ TEST_F(ProtoClient, Trains_WithWhatRepliesSay) {
 TEST_F(ProtoClient, OfAnotherMajorVersion_IsRefusedEverywhere_AndBothAreNamed) {
   const auto refused = [](const grpc::Status& status) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-    EXPECT_THAT(status.error_message(), AllOf(HasSubstr("protocol version 2.7"), HasSubstr("1.2")));
+    EXPECT_THAT(status.error_message(), AllOf(HasSubstr("protocol version 2.7"), HasSubstr("1.3")));
   };
   v1::ProtocolVersion later;
   later.set_major(2);
