@@ -1,6 +1,7 @@
 #include "client/cpp/connected_pulling.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@
 #include "client/cpp/next_incarnation.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
+#include "core/base/sync.h"
 
 namespace shardmesh {
 namespace {
@@ -16,6 +18,32 @@ constexpr absl::Duration kAway = absl::Milliseconds(5);
 constexpr absl::Duration kFrees = absl::Seconds(2);  // for a worker to see that a trainer is gone
 // Until it is seen that a connection broke; of a worker that comes back, since then the call can go on.
 constexpr absl::Duration kBreaks = absl::Milliseconds(100), kBreaksOfRetained = absl::Seconds(1);
+// A worker whose packets get lost learns of a broken connection by its pings (ServerOptions::keepalive_time and _timeout),
+// and counts the seat as taken until then.
+constexpr absl::Duration kHeld = absl::Seconds(35);
+
+// Jobs, by uid, of which this process lost a seat, until when a worker may hold it.
+class LostSeats {
+ public:
+  static LostSeats& OfProcess() {
+    static auto* const all = new LostSeats;  // for threads that run on while the process ends
+    return *all;
+  }
+  void Add(int64_t job) {
+    MutexLock lock(mu_);
+    held_until_[job] = MonotonicNow() + kHeld;
+  }
+  bool Has(int64_t job) {
+    MutexLock lock(mu_);
+    const auto found = held_until_.find(job);
+    if (found != held_until_.end() && found->second < MonotonicNow()) held_until_.erase(job);
+    return held_until_.count(job) > 0;
+  }
+
+ private:
+  Mutex mu_;
+  std::map<int64_t, absl::Time> held_until_ ABSL_GUARDED_BY(mu_);
+};
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PullingChannel>> ConnectedPulling::Open(std::shared_ptr<Job> job, Rank rank) {
@@ -49,6 +77,11 @@ absl::Status ConnectedPulling::TakeSeat(absl::Duration timeout) {
         absl::StrCat(seat.status().message(),
                      ": this worker is of a build in which trainers that pull slots attach; "
                      "install one build on both, attach (Job::AttachPulling), or take assigned slots"));
+  }
+  if (absl::IsResourceExhausted(seat.status()) && LostSeats::OfProcess().Has(job_->uid())) {
+    return absl::UnavailableError(absl::StrCat(
+        seat.status().message(), "; one of them may be a seat that this process lost, which is free within ",
+        absl::FormatDuration(kHeld), ": open the job again"));
   }
   RETURN_IF_ERROR(seat.status());
   std::shared_ptr<SeatTransport> next = *std::move(seat);
@@ -85,7 +118,9 @@ bool ConnectedPulling::IsLost(const absl::Status& error) const {
     if (left_) return false;
     seat = seat_;
   }
-  return seat->AwaitOver(job_->members()[rank_.value()].kept() ? kBreaksOfRetained : kBreaks);
+  const bool over = seat->AwaitOver(job_->members()[rank_.value()].kept() ? kBreaksOfRetained : kBreaks);
+  if (over) LostSeats::OfProcess().Add(job_->uid());
+  return over;
 }
 
 absl::StatusOr<v1::TrainerReply> ConnectedPulling::Send(v1::TrainerRequest& request, absl::Time deadline,
