@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
+#include "worker/step/step_ahead.h"
 #include "worker/step/step_buckets.h"
 #include "worker/step/step_members.h"
 #include "worker/step/step_slots.h"
@@ -83,11 +84,7 @@ absl::StatusOr<std::optional<StepOutcome>> StepDeclarations::CheckStep(Slot slot
   }
   if (step <= committed) return StepOutcomes(view_).OutcomeOf(step);
   RETURN_IF_ERROR(StepMembers(view_).Health());
-  if (step > committed.next()) {
-    return absl::FailedPreconditionError(absl::StrCat("step ", step.value(), " is ahead: job ", view_.job->name,
-                                                      " committed step ", committed.value(), ", the next is ",
-                                                      committed.value() + 1));
-  }
+  if (step > committed.next()) return Ahead(view_, step);
   return std::optional<StepOutcome>();
 }
 

@@ -41,6 +41,16 @@ TEST_F(StepDeclarationTest, WrongSteps_SayWhichIsNext) {
   EXPECT_THAT(Declare({}, 1), StatusIs(Code::kInvalidArgument, HasSubstr("name at least one")));
 }
 
+// Another host may have told the trainer of the commit of step 1 already.
+TEST_F(StepDeclarationTest, OneStepAhead_OnSeveralHosts_IsTriedAgain) {
+  PlaceWeights();
+  StepProtocol first(host.control(), &host.notifier(), &job, &plan, MemberNames(plan.num_ranks()), HostRanks{0, 2, 2});
+  EXPECT_THAT(first.declarations().Declare({{Slot(0)}, Step(2), {0.5}, {}}),
+              StatusIs(Code::kUnavailable, AllOf(HasSubstr("step 2 is ahead"), HasSubstr("try again"))));
+  EXPECT_THAT(first.declarations().Declare({{Slot(0)}, Step(3), {0.5}, {}}),
+              StatusIs(Code::kFailedPrecondition, HasSubstr("step 3 is ahead")));
+}
+
 JobSpec PulledJob() {
   JobSpec job = SmallJob("fsdp=2", 3);
   job.slot_mode = SlotMode::kPulled;

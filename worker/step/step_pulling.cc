@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "core/base/status.h"
+#include "worker/step/step_ahead.h"
 #include "worker/step/step_declarations.h"
 #include "worker/step/step_members.h"
 
@@ -46,11 +47,7 @@ absl::Status StepPulling::TakenBack(const FinishedSlot& finished) const {
 
 // What is wrong with a result, whoever brings it. REQUIRES: a slot of the job.
 absl::Status StepPulling::CheckFinished(const FinishedSlot& finished) const {
-  if (finished.step != view_.committed_step().next()) {
-    return absl::FailedPreconditionError(absl::StrCat("step ", finished.step.value(), " is ahead: job ",
-                                                      view_.job->name, " committed step ",
-                                                      view_.committed_step().value()));
-  }
+  if (finished.step != view_.committed_step().next()) return Ahead(view_, finished.step);
   RETURN_IF_ERROR(StepDeclarations(view_).CheckTokens(finished.tokens, finished.slot));
   RETURN_IF_ERROR(StepDeclarations(view_).CheckLossScale(finished.step, finished.loss_scale));
   if (!finished.non_finite.has_value()) return absl::OkStatus();
