@@ -210,7 +210,6 @@ absl::Status CheckFiles(JobShard& shard, int64_t epoch, Feature feature) {
   return CheckSupported(shard.spec(), shard.plan(), TopologyOf(shard), feature);
 }
 
-// Says again and again that it waits, so that a caller that has given up can say so.
 // A round of copies (copies=2) that has the place is over soon.
 absl::Status AskFor(JobShard& shard, const std::shared_ptr<Snapshot>& snapshot, const std::atomic<bool>& cancelled) {
   const absl::Time until = MonotonicNow() + (shard.spec().copies > 1 ? kLongestRound : absl::ZeroDuration());
@@ -221,6 +220,7 @@ absl::Status AskFor(JobShard& shard, const std::shared_ptr<Snapshot>& snapshot, 
   }
 }
 
+// Says again and again that it waits, so that a caller that has given up can say so.
 absl::StatusOr<SnapshotPort::Copied> AwaitCopy(JobShard& shard, const std::atomic<bool>& cancelled,
                                                const ReportProgress& report, const v1::FileProgress& progress) {
   while (true) {

@@ -75,7 +75,7 @@ void HeartbeatRelay::Take(const v1::HeartbeatRequest& heartbeat, Answer answer) 
 bool HeartbeatRelay::AwaitBatch() {
   MutexLock lock(mu_);
   while (!stop_) {
-    if (!waiting_.empty() && (waiting_.size() >= last_batch_ || MonotonicNow() >= send_at_)) return true;
+    if (!waiting_.empty() && (waiting_.size() >= known_.size() || MonotonicNow() >= send_at_)) return true;
     changed_.WaitFor(mu_, std::min(kLook, waiting_.empty() ? kLook : send_at_ - MonotonicNow()));
   }
   return false;
@@ -93,7 +93,6 @@ std::vector<HeartbeatRelay::Waiting> HeartbeatRelay::TakeBatch() {
                              std::make_move_iterator(waiting_.begin() + static_cast<int64_t>(count)));
   waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<int64_t>(count));
   send_at_ = waiting_.empty() ? absl::InfiniteFuture() : MonotonicNow();
-  last_batch_ = std::max<size_t>(count, 1);
   return batch;
 }
 
@@ -182,7 +181,6 @@ void HeartbeatRelay::Loop() {
     if (status.ok()) continue;
     MutexLock lock(mu_);
     known_.clear();
-    last_batch_ = 1;
   }
 }
 

@@ -1,8 +1,8 @@
 // HeartbeatRelay: gives the heartbeats of a host's workers to the coordinator together, in one message (hosts.proto).
 //
 // Workers that are answered at the same time send their next heartbeats at about the same time. The relay waits for all
-// that came with the last message; but not longer than the options say, and less long for a heartbeat that differs from
-// that worker's last one. Of one that does not differ, and that the coordinator has kept, only its place is sent.
+// workers that it knows; but not longer than the options say, and less long for a heartbeat that differs from that
+// worker's last one. Of one that does not differ, and that the coordinator has kept, only its place is sent.
 // One thread. Thread-safe.
 #pragma once
 
@@ -88,7 +88,6 @@ class HeartbeatRelay {
   absl::Time send_at_ ABSL_GUARDED_BY(mu_) = absl::InfiniteFuture();
   std::map<std::string, Known> known_ ABSL_GUARDED_BY(mu_);  // by name
   absl::Time began_ ABSL_GUARDED_BY(mu_);                    // the call
-  size_t last_batch_ ABSL_GUARDED_BY(mu_) = 1;               // heartbeats in the last message
   std::thread thread_;
 };
 

@@ -94,7 +94,7 @@ class FakeLink final : public HostsLink {
 
 class RelayTest : public ::testing::Test {
  protected:
-  // Waits for others as long as the message before had more.
+  // Waits for all workers that it knows.
   static HeartbeatRelayOptions Patient() {
     HeartbeatRelayOptions options;
     options.wait = options.wait_with_news = absl::Seconds(600);
@@ -144,22 +144,23 @@ TEST_F(RelayTest, ThoseThatCameTogether_GoInOneMessage_AndEachGetsItsAnswer) {
   EXPECT_THAT(seen[0].workers, ElementsAre("0 a"));
   EXPECT_FALSE(seen[1].anew);
   EXPECT_THAT(seen[1].workers, ElementsAre("1 b", "2 c", "3 d"));
-  // From now on it waits for as many as the last message had.
-  std::future<Told> c = Take("c"), b = Take("b"), d = Take("d", 1);
+  // From now on it waits for all of them.
+  std::future<Told> c = Take("c"), b = Take("b"), d = Take("d", 1), a = Take("a");
+  EXPECT_EQ(NameIn(a.get()), "a");
   EXPECT_EQ(NameIn(b.get()), "b");
   EXPECT_EQ(NameIn(c.get()), "c");
   EXPECT_EQ(NameIn(d.get()), "d");
-  EXPECT_THAT(state_.Await(3)[2].workers, ElementsAre("2", "1", "3 d"));
+  EXPECT_THAT(state_.Await(3)[2].workers, ElementsAre("2", "1", "3 d", "0"));
 }
 
 TEST_F(RelayTest, AHeartbeatThatTheOthersDoNotFollow_GoesAlone) {
   HeartbeatRelayOptions options = Patient();
-  options.wait_with_news = absl::Milliseconds(1);
+  options.wait = options.wait_with_news = absl::Milliseconds(1);
   Start(options);
   TakeTogether({"a", "b", "c"});
   EXPECT_EQ(NameIn(Take("b", 7).get()), "b");
   EXPECT_THAT(state_.Await(3)[2].workers, ElementsAre("1 b"));
-  EXPECT_EQ(NameIn(Take("b", 7).get()), "b") << "the last message had one";
+  EXPECT_EQ(NameIn(Take("b", 7).get()), "b");
   EXPECT_THAT(state_.Await(4)[3].workers, ElementsAre("1"));
 }
 
@@ -170,7 +171,9 @@ TEST_F(RelayTest, TheCallEnds_AllAreTold_AndTheNextCallBeginsAnew) {
     MutexLock lock(state_.mu);
     state_.ends = {absl::UnavailableError("gone")};
   }
-  EXPECT_THAT(Take("b").get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
+  std::future<Told> a = Take("a"), b = Take("b");
+  EXPECT_THAT(a.get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
+  EXPECT_THAT(b.get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
   EXPECT_EQ(NameIn(Take("b").get()), "b");
   const std::vector<FakeLink::Seen> seen = state_.Await(4);
   EXPECT_TRUE(seen[3].anew);
@@ -216,16 +219,17 @@ TEST_F(RelayTest, FewerAnswersThanHeartbeats_NobodyGetsAnothersAnswer) {
     MutexLock lock(state_.mu);
     state_.forgets = 1;
   }
-  std::future<Told> a = Take("a"), b = Take("b");
-  EXPECT_THAT(a.get(), StatusIs(Code::kInternal, HasSubstr("1 of 2")));
-  EXPECT_THAT(b.get(), StatusIs(Code::kInternal, HasSubstr("1 of 2")));
+  std::future<Told> a = Take("a"), b = Take("b"), c = Take("c");
+  for (std::future<Told>* const one : {&a, &b, &c}) {
+    EXPECT_THAT(one->get(), StatusIs(Code::kInternal, HasSubstr("2 of 3")));
+  }
 }
 
 TEST_F(RelayTest, ALaterHeartbeatOfAWorker_TakesTheEarlierOnesPlace) {
   Start(Patient());
   TakeTogether({"a", "b", "c"});
   std::future<Told> first = Take("a", 1);
-  std::future<Told> second = Take("a", 2), b = Take("b");
+  std::future<Told> second = Take("a", 2), b = Take("b"), c = Take("c");
   EXPECT_THAT(first.get(), StatusIs(Code::kAborted, HasSubstr("later heartbeat")));
   EXPECT_EQ(NameIn(second.get()), "a");
   EXPECT_EQ(NameIn(b.get()), "b");
@@ -234,6 +238,7 @@ TEST_F(RelayTest, ALaterHeartbeatOfAWorker_TakesTheEarlierOnesPlace) {
 TEST_F(RelayTest, PlacesAreUsedUp_TheNextCallGivesThemAnew) {
   HeartbeatRelayOptions options = Patient();
   options.max_places = 2;
+  options.wait = options.wait_with_news = absl::ZeroDuration();
   Start(options);
   for (const char* name : {"a", "b", "c"}) EXPECT_EQ(NameIn(Take(name).get()), name);
   const std::vector<FakeLink::Seen> seen = state_.Await(3);
