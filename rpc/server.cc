@@ -138,7 +138,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   guards.most_bytes_without_call = options.max_message_bytes + options.most_bytes_without_call;
   guards.slow_bytes_without_call = options.most_bytes_without_call;
   guards.calls = [guard = server->call_guard_.get()]() -> std::function<bool(const std::string&)> {
-    return [active = guard->TakeActive()](const std::string& connection) { return active.count(connection) > 0; };
+    return [guard, ended = guard->TakeEnded()](const std::string& connection) {
+      return guard->HasCall(connection) || ended.count(connection) > 0;
+    };
   };
   auto* to_grpc = server->to_grpc_.get();
   server->acceptor_ = std::make_unique<Acceptor>(

@@ -17,6 +17,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
@@ -87,6 +88,8 @@ std::string Quoted(absl::string_view value) {
 absl::Status PrepareProcess(const ProcessOptions& options) {
   TuneAllocator();
   signal(SIGPIPE, SIG_IGN);
+  // The distribution builds Abseil and gRPC for debugging: each lock would be looked up in a graph of all locks.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   RETURN_IF_ERROR(SetUpLog(options.log_level));
   if (options.threads > 0) {
     RETURN_IF_ERROR(CheckAddressSpace());

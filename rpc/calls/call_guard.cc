@@ -49,12 +49,14 @@ void CallGuard::Ended(const void* call) {
   connection_of_call_.erase(it);
 }
 
-std::unordered_set<std::string> CallGuard::TakeActive() {
+bool CallGuard::HasCall(const std::string& connection) const {
   MutexLock lock(mu_);
-  std::unordered_set<std::string> active;
-  active.swap(ended_);
-  for (const auto& [connection, open] : open_by_connection_) active.insert(connection);
-  return active;
+  return open_by_connection_.count(connection) > 0;
+}
+
+std::unordered_set<std::string> CallGuard::TakeEnded() {
+  MutexLock lock(mu_);
+  return std::exchange(ended_, {});
 }
 
 int CallGuard::open_calls() const {

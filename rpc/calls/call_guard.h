@@ -32,8 +32,10 @@ class CallGuard {
   void Started(const void* call, absl::string_view connection) ABSL_LOCKS_EXCLUDED(mu_);
   void Ended(const void* call) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The connections, by name, that have a call open, or had one started since the last call of this.
-  std::unordered_set<std::string> TakeActive() ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether that connection has a call open.
+  bool HasCall(const std::string& connection) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The connections, by name, whose last open call has ended since the last call of this. They may have one again.
+  std::unordered_set<std::string> TakeEnded() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Calls created and not ended.
   int open_calls() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -45,7 +47,7 @@ class CallGuard {
   std::unordered_map<const void*, std::string> connection_of_call_
       ABSL_GUARDED_BY(mu_);                                                       // "" until started, or not counted
   std::unordered_map<std::string, int> open_by_connection_ ABSL_GUARDED_BY(mu_);  // no zero entries
-  std::unordered_set<std::string> ended_ ABSL_GUARDED_BY(mu_);                    // a call of theirs, since TakeActive
+  std::unordered_set<std::string> ended_ ABSL_GUARDED_BY(mu_);                    // a call of theirs, since TakeEnded
 };
 
 // The name a connection has here and in acceptor.h: gRPC's, with the brackets of IPv6 in plain; "" for UNIX sockets.

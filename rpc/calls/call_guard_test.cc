@@ -54,6 +54,20 @@ TEST_F(CallGuardTest, EndedCalls_DoNotCount) {
   EXPECT_THAT(aborted_, IsEmpty());
 }
 
+TEST_F(CallGuardTest, AConnection_HasACall_UntilItsLastOneEnds) {
+  Open(0, "ipv4:10.0.0.1:1");
+  Open(1, "ipv4:10.0.0.1:1");
+  Open(2, "ipv4:10.0.0.2:1");
+  guard_.Ended(&calls_[0]);
+  EXPECT_TRUE(guard_.HasCall("ipv4:10.0.0.1:1"));
+  EXPECT_FALSE(guard_.HasCall("ipv4:10.0.0.3:1"));
+  EXPECT_THAT(guard_.TakeEnded(), IsEmpty());
+  guard_.Ended(&calls_[1]);
+  EXPECT_FALSE(guard_.HasCall("ipv4:10.0.0.1:1"));
+  EXPECT_THAT(guard_.TakeEnded(), ElementsAre("ipv4:10.0.0.1:1"));
+  EXPECT_THAT(guard_.TakeEnded(), IsEmpty());
+}
+
 TEST_F(CallGuardTest, CallNeverStarted_LeavesNoTrace) {
   guard_.Created(&calls_[0]);
   guard_.Ended(&calls_[0]);
