@@ -160,7 +160,7 @@ absl::Status ServedFleet::CallShare(int connection, int stride, v1::MemberState 
 }
 
 absl::Status ServedFleet::OpenHosts() {
-  for (int host = static_cast<int>(hosts_.size()); host < options_.ranks / kRanksPerHost; ++host) {
+  for (int host = 0; host < options_.ranks / kRanksPerHost; ++host) {
     auto call = std::make_unique<HostCall>();
     ChannelOptions as_node;
     as_node.measures_bandwidth = false;
@@ -173,25 +173,45 @@ absl::Status ServedFleet::OpenHosts() {
   return absl::OkStatus();
 }
 
+// Without a word of who has nothing to say.
+v1::HostHeartbeats ServedFleet::MessageOf(int host) {
+  v1::HostHeartbeats message;
+  for (int i = 0; i < kRanksPerHost; ++i) {
+    const int worker = host * kRanksPerHost + i;
+    v1::HostHeartbeats::Worker* const one = message.add_workers();
+    one->set_place(i);
+    // The others' heartbeats say nothing of steps, so they are the same.
+    if (step_ != hosts_[host]->sent && (held_[worker].rank() == 0 || hosts_[host]->sent < 0)) {
+      *one->mutable_heartbeat() = HeartbeatOf(worker, v1::MEMBER_STATE_READY);
+    }
+  }
+  hosts_[host]->sent = step_;
+  return message;
+}
+
 absl::Status ServedFleet::HostsShare(int first) {
   const int hosts = static_cast<int>(hosts_.size());
   for (int host = first; host < hosts; host += kConnections) {
-    v1::HostHeartbeats message;
-    for (int i = 0; i < kRanksPerHost; ++i) {
-      const int worker = host * kRanksPerHost + i;
-      v1::HostHeartbeats::Worker* const one = message.add_workers();
-      one->set_place(i);
-      // The others' heartbeats say nothing of steps, so they are the same.
-      if (step_ != hosts_[host]->sent && (held_[worker].rank() == 0 || hosts_[host]->sent < 0)) {
-        *one->mutable_heartbeat() = HeartbeatOf(worker, v1::MEMBER_STATE_READY);
-      }
+    HostCall& call = *hosts_[host];
+    v1::HostHeartbeats message = MessageOf(host);
+    // As a node sends it: in one word where nothing is new, and every second of those gets no reply.
+    bool news = !call.takes_again;
+    for (const v1::HostHeartbeats::Worker& worker : message.workers()) news = news || worker.has_heartbeat();
+    if (!news) {
+      message.Clear();
+      message.set_again(true);
+      message.set_quiet(call.allows_quiet && !call.quiet);
     }
-    hosts_[host]->sent = step_;
-    if (!hosts_[host]->stream->Write(message)) return FromGrpc(hosts_[host]->stream->Finish(), "coordinator");
+    call.quiet = message.quiet();
+    if (!call.stream->Write(message)) return FromGrpc(call.stream->Finish(), "coordinator");
   }
   for (int host = first; host < hosts; host += kConnections) {
+    if (hosts_[host]->quiet) continue;
     v1::HostHeartbeatReplies replies;
     if (!hosts_[host]->stream->Read(&replies)) return FromGrpc(hosts_[host]->stream->Finish(), "coordinator");
+    hosts_[host]->takes_again = replies.takes_again();
+    hosts_[host]->allows_quiet = replies.allows_quiet();
+    if (replies.same()) continue;
     if (replies.answers_size() != kRanksPerHost) {
       return absl::InternalError(
           absl::StrCat("host ", host, " has ", replies.answers_size(), " answers, not ", kRanksPerHost));
@@ -208,8 +228,13 @@ absl::Status ServedFleet::HostsShare(int first) {
 }
 
 absl::StatusOr<Cost> ServedFleet::BeatByHost(int rounds) {
-  RETURN_IF_ERROR(OpenHosts());
+  if (hosts_.empty()) {
+    RETURN_IF_ERROR(OpenHosts());
+    RETURN_IF_ERROR(OnAll(1, [this](int i) { return HostsShare(i); }).status());
+  }
+  for (const auto& host : hosts_) host->quiet = false;  // as the last message that is sent below
   Cost all;
+  rounds *= 2;
   for (int round = 0; round < rounds; ++round) {
     ++step_;  // rank 0 of each job has something to say
     ASSIGN_OR_RETURN(const Cost cost, OnAll(1, [this](int i) { return HostsShare(i); }));

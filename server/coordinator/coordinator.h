@@ -221,16 +221,19 @@ class Coordinator {
 
   // A heartbeat that may be heard again by HearAgain alone.
   struct Heard {
-    uint64_t changes = 0;  // of jobs, until then
-    uint64_t number = 0;   // of that heartbeat
+    uint64_t changes = 0;      // CoordinatorState::changes then
+    uint64_t number = 0;       // of that heartbeat
+    Worker* worker = nullptr;  // valid while `changes` is the same
+    int64_t incarnation = 0;
+    bool holds_jobs = false;  // it reported some
   };
   // Of the worker's last heartbeat, with these reports, answered with `told`. Unset: if it came again, it might do
   // something, or be answered with something else.
   std::optional<Heard> MayRepeat(const std::string& name, const std::vector<MemberReport>& reports,
-                                 const std::vector<Assignment>& told) const;
-  // The worker sends the same heartbeat again. False: the whole of it has to be given, since a job has changed, or another
-  // heartbeat of that worker came since, or it counts as silent or gone.
-  bool HearAgain(const std::string& name, int64_t incarnation, const Heard& last, absl::Time now);
+                                 const std::vector<Assignment>& told);
+  // The worker sends the same heartbeat again. False, and nothing happens: the whole of it has to be given, since a job has
+  // changed, or another heartbeat of that worker came since, or it counts as silent or gone.
+  bool HearAgain(const Heard& last, absl::Time now);
 
   // What a worker keeps of jobs with copies=2, in whatever jobs it is now; before its heartbeat. No effect where that is
   // refused.

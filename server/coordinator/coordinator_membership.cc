@@ -257,25 +257,24 @@ absl::StatusOr<std::vector<Assignment>> Coordinator::Heartbeat(const std::string
 // back to a checkpoint is told by the time who has copies.
 std::optional<Coordinator::Heard> Coordinator::MayRepeat(const std::string& name,
                                                          const std::vector<MemberReport>& reports,
-                                                         const std::vector<Assignment>& told) const {
-  const auto worker = state_.workers.find(name);
+                                                         const std::vector<Assignment>& told) {
+  Worker* const worker = FindWorker(name);
   const bool ready = absl::c_all_of(reports, [&](const MemberReport& report) {
     if (report.state != MemberReport::State::kReady) return false;
     const auto job = state_.jobs.find(report.job);
     return job == state_.jobs.end() || !job->second.behind.has_value();
   });
   const bool goes_back = absl::c_any_of(told, [](const Assignment& assignment) { return assignment.back.has_value(); });
-  if (!ready || goes_back || worker == state_.workers.end()) return std::nullopt;
-  return Heard{state_.changes, worker->second.heard};
+  if (!ready || goes_back || worker == nullptr) return std::nullopt;
+  return Heard{state_.changes, worker->heard, worker, worker->record.identity.incarnation, !reports.empty()};
 }
 
-bool Coordinator::HearAgain(const std::string& name, int64_t incarnation, const Heard& last, absl::Time now) {
-  if (last.changes != state_.changes) return false;
-  Worker* const worker = FindWorker(name);
-  if (worker == nullptr || worker->record.identity.incarnation != incarnation) return false;
-  if (worker->heard != last.number) return false;
-  if (worker->record.state != WorkerState::kAlive || worker->doubted || IsSilent(*worker, now)) return false;
-  worker->last_heartbeat = now;
+bool Coordinator::HearAgain(const Heard& last, absl::Time now) {
+  if (last.worker == nullptr || last.changes != state_.changes) return false;
+  Worker& worker = *last.worker;
+  if (worker.record.identity.incarnation != last.incarnation || worker.heard != last.number) return false;
+  if (worker.record.state != WorkerState::kAlive || worker.doubted || IsSilent(worker, now)) return false;
+  worker.last_heartbeat = now;
   return true;
 }
 

@@ -129,9 +129,9 @@ TEST_F(PreparingTest, WhoAPeerSaysIsGone_IsHeardByAWholeHeartbeat) {
   Beat("a", {BIsGone()});
   ASSERT_OK(c_->CreateJob(SmallJob("k", 2), now_));
   const Coordinator::Heard heard = c_->MayRepeat("b", {}, {}).value();
-  EXPECT_FALSE(c_->HearAgain("b", 1, heard, now_));
+  EXPECT_FALSE(c_->HearAgain(heard, now_));
   const Coordinator::Heard again = c_->MayRepeat("b", {}, Beat("b")).value();
-  EXPECT_TRUE(c_->HearAgain("b", 1, again, now_));
+  EXPECT_TRUE(c_->HearAgain(again, now_));
 }
 
 TEST_F(PreparingTest, PeerSaysThatAMemberIsGone_OfAReadyJob_FailsIt) {

@@ -447,7 +447,7 @@ class Simulation {
     const std::string name = WorkerName();
     const auto last = repeats_.find(name);
     if (last == repeats_.end() || retry_pending_) return;
-    if (!coordinator_->HearAgain(name, last->second.incarnation, last->second.heard, now_)) return;
+    if (!coordinator_->HearAgain(last->second.heard, now_)) return;
     fails_ = false;
     coordinator_->TakeEvents();
     const std::vector<std::string> before = JobTexts();

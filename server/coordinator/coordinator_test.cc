@@ -453,25 +453,39 @@ TEST_F(CoordinatorTest, HearAgain_CountsAsAHeartbeat_UntilSomethingChanges) {
   for (int i = 0; i < 20; ++i) {
     now_ += absl::Milliseconds(500);
     Beat("a", {ReadyReport(Beat("a")[0], i)});  // steps are no change
-    ASSERT_TRUE(c_->HearAgain("b", 1, *heard, now_));
+    ASSERT_TRUE(c_->HearAgain(*heard, now_));
     ASSERT_OK(c_->Tick(now_));
   }
   EXPECT_EQ(View("j").state, JobState::kReady);
   EXPECT_EQ(View("j").committed_step, 19);
   ASSERT_OK(c_->CreateJob(SmallJob("k", 2), now_));
-  EXPECT_FALSE(c_->HearAgain("b", 1, *heard, now_));
+  EXPECT_FALSE(c_->HearAgain(*heard, now_));
 }
 
 TEST_F(CoordinatorTest, HearAgain_OfWhoCountsAsGone_NeedsTheWhole) {
-  EXPECT_FALSE(c_->HearAgain("a", 1, {}, now_));
+  EXPECT_FALSE(c_->HearAgain({}, now_));
   ASSERT_OK(c_->Join(SmallWorker("a"), now_));
   const Coordinator::Heard heard = c_->MayRepeat("a", {}, Beat("a")).value();
-  EXPECT_TRUE(c_->HearAgain("a", 1, heard, now_));
-  EXPECT_FALSE(c_->HearAgain("a", 2, heard, now_));
+  EXPECT_TRUE(c_->HearAgain(heard, now_));
   now_ += absl::Seconds(4);
-  EXPECT_FALSE(c_->HearAgain("a", 1, heard, now_)) << "it was silent for longer than the time-out";
+  EXPECT_FALSE(c_->HearAgain(heard, now_)) << "it was silent for longer than the time-out";
   ASSERT_OK(c_->Leave("a", 1, now_));
-  EXPECT_FALSE(c_->HearAgain("a", 1, heard, now_));
+  EXPECT_FALSE(c_->HearAgain(heard, now_));
+}
+
+TEST_F(CoordinatorTest, HearAgain_OfAnEarlierIncarnation_OrAWorkerThatWasForgotten_NeedsTheWhole) {
+  options_.max_workers = 2;
+  Restart();
+  for (const char* worker : {"a", "b"}) ASSERT_OK(c_->Join(SmallWorker(worker), now_));
+  const Coordinator::Heard first = c_->MayRepeat("a", {}, Beat("a")).value();
+  now_ += absl::Seconds(4);
+  ASSERT_OK(c_->Join(SmallWorker("a", 2), now_));
+  EXPECT_FALSE(c_->HearAgain(first, now_));
+  ASSERT_OK(c_->Leave("b", 1, now_));
+  const Coordinator::Heard second = c_->MayRepeat("a", {}, c_->Heartbeat("a", 2, {}, now_).value()).value();
+  EXPECT_TRUE(c_->HearAgain(second, now_));
+  ASSERT_OK(c_->Join(SmallWorker("c"), now_)) << "b is forgotten, and pointers to workers count as old";
+  EXPECT_FALSE(c_->HearAgain(second, now_));
 }
 
 // It may have come by another way, and have said something else.
@@ -479,7 +493,7 @@ TEST_F(CoordinatorTest, HearAgain_AfterAnotherHeartbeat_NeedsTheWhole) {
   ASSERT_OK(c_->Join(SmallWorker("a"), now_));
   const Coordinator::Heard heard = c_->MayRepeat("a", {}, Beat("a")).value();
   Beat("a");
-  EXPECT_FALSE(c_->HearAgain("a", 1, heard, now_));
+  EXPECT_FALSE(c_->HearAgain(heard, now_));
 }
 
 TEST_F(CoordinatorTest, AHeartbeatThatIsDecidedOnLater_MayNotRepeat) {

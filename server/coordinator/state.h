@@ -133,7 +133,8 @@ struct CoordinatorState {
   std::map<std::string, Worker> workers;
   // The largest epoch of a deleted job, or that a job was to have on another mesh: nothing else may be taken for that.
   int64_t epoch_floor = 0;
-  // Of transactions that changed more of a job than its progress.
+  // Of transactions that changed more of a job than its progress, or of workers that were forgotten. While it is the same, a
+  // pointer to a worker stays valid.
   uint64_t changes = 0;
   uint64_t heard = 0;         // whole heartbeats, and what came with them
   mutable PlaceIndex places;  // of the workers in the jobs; Transaction keeps it right

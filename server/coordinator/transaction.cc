@@ -79,6 +79,7 @@ void Transaction::UseUpEpoch(int64_t epoch) { state_.epoch_floor = std::max(stat
 void Transaction::DeleteWorker(const std::string& name) {
   SaveWorker(name);
   state_.workers.erase(name);
+  ++state_.changes;  // also if it comes back: as another object
 }
 
 StoreBatch Transaction::Batch() const {

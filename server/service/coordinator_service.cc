@@ -28,6 +28,7 @@ namespace {
 
 // Of Hosts.Heartbeats.
 constexpr int kMaxHostHeartbeats = 1024;      // in one message, and places of a call
+constexpr int kQuietIntervals = 4;  // of heartbeats in a time-out, where every second message may go unanswered
 constexpr size_t kMaxKeptBytes = 4 << 10;     // of a heartbeat that is kept: of a worker of a dozen jobs
 constexpr size_t kMaxReplyBytes = 32u << 20;  // beyond it no more assignments are told
 
@@ -342,6 +343,22 @@ absl::Status CheckPlaces(const v1::HostHeartbeats& request) {
   return absl::OkStatus();
 }
 
+// Of a message that names no workers.
+absl::Status CheckAgain(const v1::HostHeartbeats& request, const KnownHost& host) {
+  if (request.workers_size() > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a message is `again` and has ", request.workers_size(), " workers; leave out one or the other"));
+  }
+  if (!host.takes_again) {
+    return absl::InvalidArgumentError(
+        "a message is `again`, but the last reply has no `takes_again`; name the workers");
+  }
+  if (request.quiet() && !host.allows_quiet) {
+    return absl::InvalidArgumentError("a message is `quiet`, but the last reply has no `allows_quiet`");
+  }
+  return absl::OkStatus();
+}
+
 // Of one of a HostHeartbeats, before the coordinator hears it.
 absl::Status CheckHeartbeat(const v1::HostHeartbeats::Worker& worker, const std::map<int, KnownHeartbeat>& known) {
   if (worker.has_heartbeat()) return Validate(worker.heartbeat());
@@ -352,9 +369,43 @@ absl::Status CheckHeartbeat(const v1::HostHeartbeats::Worker& worker, const std:
 
 }  // namespace
 
-absl::Status CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, std::map<int, KnownHeartbeat>& known,
-                                            v1::HostHeartbeatReplies& replies) {
-  RETURN_IF_ERROR(CheckPlaces(request));
+absl::StatusOr<bool> CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, KnownHost& host,
+                                                    v1::HostHeartbeatReplies& replies) {
+  if (!request.again()) {
+    if (request.quiet()) return absl::InvalidArgumentError("a message is `quiet` and not `again`");
+    RETURN_IF_ERROR(CheckPlaces(request));
+    host.last.clear();
+    for (const v1::HostHeartbeats::Worker& worker : request.workers()) host.last.push_back(worker.place());
+    HearEach(request, host, replies);
+  } else {
+    RETURN_IF_ERROR(CheckAgain(request, host));
+    const bool same = HearAgain(host);
+    if (request.quiet()) return false;
+    replies.set_same(same);
+    if (!same) {
+      v1::HostHeartbeats named;
+      for (const int place : host.last) named.add_workers()->set_place(place);
+      HearEach(named, host, replies);
+    }
+  }
+  replies.set_takes_again(host.takes_again);
+  replies.set_allows_quiet(host.allows_quiet);
+  return true;
+}
+
+// Whether each of `host.last` is heard so.
+bool CoordinatorService::HearAgain(const KnownHost& host) {
+  return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+    bool all = true;
+    for (const int place : host.last) all = coordinator.HearAgain(host.heartbeats.at(place).heard, now) && all;
+    return all;
+  });
+}
+
+// Of places that were checked.
+void CoordinatorService::HearEach(const v1::HostHeartbeats& request, KnownHost& host,
+                                  v1::HostHeartbeatReplies& replies) {
+  std::map<int, KnownHeartbeat>& known = host.heartbeats;
   const int count = request.workers_size();
   struct Heard {
     bool same = false;
@@ -374,8 +425,7 @@ absl::Status CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, s
       if (!heard[i].told.ok()) continue;
       const v1::HeartbeatRequest& q = heartbeat(i);
       if (!request.workers(i).has_heartbeat()) {
-        const KnownHeartbeat& last = known.at(request.workers(i).place());
-        heard[i].same = coordinator.HearAgain(q.name(), q.incarnation(), last.heard, now);
+        heard[i].same = coordinator.HearAgain(known.at(request.workers(i).place()).heard, now);
         if (heard[i].same) continue;
       }
       heard[i].told = Hear(coordinator, now, q);
@@ -385,33 +435,37 @@ absl::Status CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, s
     return std::move(heard);
   });
   size_t bytes = 0;
+  host.takes_again = count > 0;
+  host.allows_quiet = options_.heartbeat_timeout >= kQuietIntervals * options_.heartbeat_interval;
   for (int i = 0; i < count; ++i) {
     const int place = request.workers(i).place();
     v1::HostHeartbeatReplies::Answer& answer = *replies.add_answers();
     absl::Status status = heard[i].told.status();
     answer.set_same(heard[i].same);
-    answer.set_kept(heard[i].same);
-    if (heard[i].same) continue;
-    if (status.ok() && bytes > kMaxReplyBytes) {
+    if (heard[i].same) {
+      answer.set_kept(true);
+    } else if (status.ok() && bytes > kMaxReplyBytes) {
       status =
           absl::ResourceExhaustedError("the reply to the host's other workers is large; send this heartbeat alone");
-    }
-    if (status.ok()) {
+    } else if (status.ok()) {
       *answer.mutable_reply() = AnswerTo(heartbeat(i), *heard[i].told);
       bytes += answer.ByteSizeLong();
       answer.set_kept(heard[i].may_repeat.has_value() && heartbeat(i).ByteSizeLong() <= kMaxKeptBytes);
-    } else {
+    }
+    if (!status.ok()) {
       answer.set_code(static_cast<int>(status.code()));
       answer.set_message(std::string(status.message()));
       answer.set_next_incarnation(NextIncarnationOf(status).value_or(0));
     }
-    if (answer.kept()) {
-      known[place] = KnownHeartbeat{v1::HeartbeatRequest(heartbeat(i)), *heard[i].may_repeat};
-    } else {
+    if (!answer.kept()) {
       known.erase(place);
+    } else if (!answer.same()) {
+      known[place] = KnownHeartbeat{v1::HeartbeatRequest(heartbeat(i)), *heard[i].may_repeat};
     }
+    host.takes_again = host.takes_again && answer.kept();
+    host.allows_quiet = host.allows_quiet && answer.kept() && known.at(place).heard.holds_jobs;
   }
-  return absl::OkStatus();
+  host.allows_quiet = host.allows_quiet && host.takes_again;
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Leave(grpc::CallbackServerContext* context,

@@ -40,16 +40,25 @@ struct KnownHeartbeat {
   shardmesh::Coordinator::Heard heard;
 };
 
+// What one call of Hosts.Heartbeats knows of its host.
+struct KnownHost {
+  std::map<int, KnownHeartbeat> heartbeats;  // by place
+  std::vector<int> last;                     // places of the last message that named some
+  bool takes_again = false;                  // what the last reply said; then each of `last` is in `heartbeats`
+  bool allows_quiet = false;
+};
+
 class CoordinatorService final : public v1::Coordinator::CallbackService {
  public:
   // `clock` must outlive the service.
   CoordinatorService(CoordinatorServiceOptions options, std::unique_ptr<shardmesh::Coordinator> coordinator,
                      const Clock& clock);
 
-  // What Heartbeat answers to workers of a host, in their order. `known`: of this host's workers, by place; small ones are
-  // kept. InvalidArgument, ResourceExhausted: as Hosts.Heartbeats.
-  absl::Status Heartbeats(const v1::HostHeartbeats& request, std::map<int, KnownHeartbeat>& known,
-                          v1::HostHeartbeatReplies& replies) ABSL_LOCKS_EXCLUDED(mu_);
+  // What Heartbeat answers to workers of a host, in their order. False: the message is quiet, so that it gets no reply.
+  // `host`: what this call knows of its host. It keeps small heartbeats. InvalidArgument, ResourceExhausted: as
+  // Hosts.Heartbeats.
+  absl::StatusOr<bool> Heartbeats(const v1::HostHeartbeats& request, KnownHost& host, v1::HostHeartbeatReplies& replies)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Coordinator::Tick at the clock's time. Unavailable: the store failed; the next call tries again.
   absl::Status Tick() ABSL_LOCKS_EXCLUDED(mu_);
@@ -84,6 +93,9 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
   // Calls fn(coordinator, now) under the lock, then logs what happened without it.
   template <typename Fn>
   auto Locked(Fn fn) ABSL_LOCKS_EXCLUDED(mu_);
+  bool HearAgain(const KnownHost& host) ABSL_LOCKS_EXCLUDED(mu_);
+  void HearEach(const v1::HostHeartbeats& request, KnownHost& host, v1::HostHeartbeatReplies& replies)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Coordinator::CreateJob, of a job that is new where there is room for it.
   absl::StatusOr<bool> CreateWithRoom(shardmesh::Coordinator& coordinator, absl::Time now,
                                       const std::shared_ptr<const JobDefinition>& definition, int64_t uid,

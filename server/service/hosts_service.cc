@@ -2,9 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
-#include <map>
-
 #include "absl/status/status.h"
+#include "core/base/status.h"
 #include "rpc/base/main_support.h"
 #include "rpc/base/status.h"
 #include "rpc/base/unary.h"
@@ -26,8 +25,13 @@ class HostsService::Call final : public grpc::ServerBidiReactor<v1::HostHeartbea
 
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(grpc::Status::OK);
-    const absl::Status answered = CallWithoutThrowing([this] { return Answer(); });
+    bool replies = true;
+    const absl::Status answered = CallWithoutThrowing([&]() -> absl::Status {
+      ASSIGN_OR_RETURN(replies, Answer());
+      return absl::OkStatus();
+    });
     if (!answered.ok()) return Finish(ToGrpc(answered));
+    if (!replies) return StartRead(&request_);
     StartWrite(&reply_);
   }
   void OnWriteDone(bool ok) override {
@@ -40,14 +44,14 @@ class HostsService::Call final : public grpc::ServerBidiReactor<v1::HostHeartbea
   }
 
  private:
-  absl::Status Answer() {
+  absl::StatusOr<bool> Answer() {
     reply_.Clear();
-    return service_.coordinator_.Heartbeats(request_, known_, reply_);
+    return service_.coordinator_.Heartbeats(request_, host_, reply_);
   }
 
   HostsService& service_;
   grpc::CallbackServerContext* const context_;
-  std::map<int, KnownHeartbeat> known_;  // by place
+  KnownHost host_;
   v1::HostHeartbeats request_;
   v1::HostHeartbeatReplies reply_;
 };

@@ -51,9 +51,13 @@ class HostsServiceTest : public ::testing::Test {
     context_ = nullptr;
     return status;
   }
-  std::vector<Answer> Exchange(const v1::HostHeartbeats& message) {
+  v1::HostHeartbeatReplies Reply(const v1::HostHeartbeats& message) {
     v1::HostHeartbeatReplies replies;
     EXPECT_TRUE(stream_->Write(message) && stream_->Read(&replies));
+    return replies;
+  }
+  std::vector<Answer> Exchange(const v1::HostHeartbeats& message) {
+    const v1::HostHeartbeatReplies replies = Reply(message);
     return {replies.answers().begin(), replies.answers().end()};
   }
   Answer Exchange(int place, const v1::HeartbeatRequest* heartbeat) {
@@ -133,6 +137,111 @@ TEST_F(HostsServiceTest, EachWorkerIsAnswered_AndOneThatIsAsBefore_WithoutAWord)
   const Answer both = Exchange(0, nullptr);
   EXPECT_FALSE(both.same());
   EXPECT_EQ(both.reply().assignments_size(), 2) << "what it has to hold has changed";
+}
+
+v1::HostHeartbeats Again(bool quiet = false) {
+  v1::HostHeartbeats message;
+  message.set_again(true);
+  message.set_quiet(quiet);
+  return message;
+}
+
+TEST_F(HostsServiceTest, AHostThatIsAsBefore_IsHeardByOneWord) {
+  for (const char* worker : {"a", "b"}) Join(worker);
+  v1::HostHeartbeats message;
+  for (int i = 0; i < 2; ++i) {
+    message.add_workers()->set_place(i);
+    *message.mutable_workers(i)->mutable_heartbeat() = Heartbeat(i == 0 ? "a" : "b");
+  }
+  v1::HostHeartbeatReplies told = Reply(message);
+  EXPECT_TRUE(told.takes_again());
+  EXPECT_FALSE(told.allows_quiet()) << "they have no job, and would hear of one late";
+  for (int i = 0; i < 10; ++i) {
+    clock_.Advance(absl::Seconds(2));
+    ASSERT_OK(coordinator_->Tick());
+    told = Reply(Again());
+    EXPECT_TRUE(told.same() && told.takes_again());
+    EXPECT_EQ(told.answers_size(), 0);
+  }
+  Create(SmallSpec("j", 2));
+  told = Reply(Again());
+  EXPECT_FALSE(told.same());
+  ASSERT_EQ(told.answers_size(), 2);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(told.answers(i).reply().assignments(0).rank(), i);
+}
+
+// A message that gets no reply counts if nothing would have been said; otherwise the next reply says it.
+TEST_F(HostsServiceTest, AQuietMessage_GetsNoReply) {
+  for (const char* worker : {"a", "b"}) Join(worker);
+  Create(SmallSpec("j", 2));
+  v1::HostHeartbeats message;
+  for (int i = 0; i < 2; ++i) {
+    message.add_workers()->set_place(i);
+    *message.mutable_workers(i)->mutable_heartbeat() = Heartbeat(i == 0 ? "a" : "b");
+  }
+  v1::HostHeartbeatReplies told = Reply(message);
+  for (int i = 0; i < 2; ++i) {
+    *message.mutable_workers(i)->mutable_heartbeat() = Heartbeat(i == 0 ? "a" : "b", told.answers(i).reply());
+  }
+  Reply(message);
+  told = Reply(message);
+  ASSERT_TRUE(told.allows_quiet());
+  for (int i = 0; i < 10; ++i) {
+    clock_.Advance(absl::Seconds(2));
+    ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
+    told = Reply(Again());
+    ASSERT_TRUE(told.same() && told.allows_quiet());
+  }
+  Create(SmallSpec("k", 2));
+  ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
+  told = Reply(Again());
+  ASSERT_EQ(told.answers_size(), 2);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(told.answers(i).reply().assignments_size(), 2) << i;
+}
+
+TEST_F(HostsServiceTest, AQuietMessage_CountsAsHeard) {
+  Join("a");
+  Create(SmallSpec("j", 1));
+  const v1::HeartbeatRequest a = Heartbeat("a");
+  const v1::HeartbeatRequest ready = Heartbeat("a", Exchange(0, &a).reply());
+  Exchange(0, &ready);
+  Exchange(0, &ready);
+  clock_.Advance(absl::Seconds(2));
+  ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
+  // Another place, behind it: the worker of the first is not named.
+  v1::HeartbeatRequest nobody = Heartbeat("nobody");
+  Exchange(1, &nobody);
+  clock_.Advance(absl::Seconds(2));
+  ASSERT_OK(coordinator_->Tick());
+  EXPECT_TRUE(Exchange(0, nullptr).same()) << "it would have been silent for four seconds, of three";
+}
+
+TEST_F(HostsServiceTest, AgainOrQuiet_WhereItMayNotBe_EndsTheCall) {
+  stream_->Write(Again());
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("the last reply has no `takes_again`")));
+  Begin();
+  Join("a");
+  const v1::HeartbeatRequest a = Heartbeat("a");
+  Exchange(0, &a);
+  stream_->Write(Again(/*quiet=*/true));
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("the last reply has no `allows_quiet`")));
+  Begin();
+  Exchange(0, &a);
+  v1::HostHeartbeats message = Again();
+  message.add_workers();
+  stream_->Write(message);
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("`again` and has 1 workers")));
+  Begin();
+  message = Again(/*quiet=*/true);
+  message.set_again(false);
+  stream_->Write(message);
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("`quiet` and not `again`")));
+  Begin();
+  const v1::HeartbeatRequest nobody = Heartbeat("nobody");
+  Exchange(0, &a);
+  Exchange(1, &nobody);
+  stream_->Write(Again());
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("takes_again"))) << "nothing was kept of the last one";
 }
 
 // By what it sends without a word a worker stays alive.

@@ -96,8 +96,19 @@ std::vector<HeartbeatRelay::Waiting> HeartbeatRelay::TakeBatch() {
   return batch;
 }
 
+// The same workers as in the last message, each with what the coordinator has kept of it.
+bool HeartbeatRelay::IsAgainLocked(const std::vector<Waiting>& batch) const {
+  if (!takes_again_ || batch.size() != last_.size()) return false;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (batch[i].name != last_[i]) return false;
+    const Known& known = known_.at(batch[i].name);
+    if (!known.kept || known.bytes != batch[i].bytes) return false;
+  }
+  return true;
+}
+
 // Workers come and go under other names: when their places are used up, the next call gives them anew.
-v1::HostHeartbeats HeartbeatRelay::MessageOf(const std::vector<Waiting>& batch, bool& anew) {
+v1::HostHeartbeats HeartbeatRelay::MessageOf(std::vector<Waiting>& batch, bool& anew) {
   MutexLock lock(mu_);
   size_t newcomers = 0;
   for (const Waiting& one : batch) newcomers += known_.count(one.name) == 0;
@@ -105,11 +116,26 @@ v1::HostHeartbeats HeartbeatRelay::MessageOf(const std::vector<Waiting>& batch, 
   const bool full = known_.size() + newcomers > static_cast<size_t>(options_.max_places);
   if (full || now - began_ >= options_.renew_after) known_.clear();
   anew = known_.empty();
-  if (anew) began_ = now;
-  v1::HostHeartbeats message;
+  if (anew) {
+    began_ = now;
+    takes_again_ = allows_quiet_ = false;
+  }
   for (const Waiting& one : batch) {
     const auto [known, is_new] = known_.try_emplace(one.name);
     if (is_new) known->second.place = static_cast<int>(known_.size()) - 1;
+  }
+  std::sort(batch.begin(), batch.end(), [this](const Waiting& a, const Waiting& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return known_.at(a.name).place < known_.at(b.name).place;
+  });
+  v1::HostHeartbeats message;
+  message.set_again(IsAgainLocked(batch));
+  message.set_quiet(message.again() && allows_quiet_ && !was_quiet_);
+  was_quiet_ = message.quiet();
+  if (message.again()) return message;
+  last_.clear();
+  for (const Waiting& one : batch) {
+    last_.push_back(one.name);
+    const auto known = known_.find(one.name);
     v1::HostHeartbeats::Worker& worker = *message.add_workers();
     worker.set_place(known->second.place);
     if (known->second.kept && known->second.bytes == one.bytes) continue;
@@ -120,6 +146,9 @@ v1::HostHeartbeats HeartbeatRelay::MessageOf(const std::vector<Waiting>& batch, 
 }
 
 absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHeartbeatReplies& replies) {
+  takes_again_ = replies.takes_again();
+  allows_quiet_ = replies.allows_quiet();
+  if (replies.same()) return absl::OkStatus();
   if (replies.answers_size() != static_cast<int>(batch.size())) {
     return absl::InternalError(absl::StrCat("the coordinator answered ", replies.answers_size(), " of ", batch.size(),
                                             " heartbeats of a message"));
@@ -132,6 +161,12 @@ absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHe
     if (!answer.same()) known.told = Told(answer);
   }
   return absl::OkStatus();
+}
+
+absl::Status HeartbeatRelay::Send(const std::vector<Waiting>& batch, const v1::HostHeartbeats& message, bool anew) {
+  if (message.quiet()) return link_->Send(message);
+  ASSIGN_OR_RETURN(v1::HostHeartbeatReplies replies, link_->Exchange(message, anew));
+  return Learn(batch, replies);
 }
 
 // A process that was stopped finds what waited then.
@@ -152,13 +187,11 @@ void HeartbeatRelay::Loop() {
   bool failing = false;
   while (AwaitBatch()) {
     DropOld();
-    const std::vector<Waiting> batch = TakeBatch();
+    std::vector<Waiting> batch = TakeBatch();
     if (batch.empty()) continue;
     bool anew = false;
     const v1::HostHeartbeats message = MessageOf(batch, anew);
-    absl::StatusOr<v1::HostHeartbeatReplies> replies = link_->Exchange(message, anew);
-    absl::Status status = replies.status();
-    if (status.ok()) status = Learn(batch, *replies);
+    const absl::Status status = Send(batch, message, anew);
     if (std::exchange(failing, !status.ok()) == status.ok()) {
       if (status.ok()) {
         spdlog::info("event=relays_heartbeats_again");

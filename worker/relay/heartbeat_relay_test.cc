@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "core/base/incarnation.h"
 #include "core/base/matchers.h"
 #include "core/base/sync.h"
@@ -24,7 +25,7 @@ class FakeLink final : public HostsLink {
  public:
   struct Seen {
     bool anew = false;
-    std::vector<std::string> workers;  // "2 w1", or "2" where it is as before
+    std::vector<std::string> workers;  // "2 w1", "2" where it is as before, or "again" or "quiet" for all
   };
   // What tests share with the link, which the relay owns.
   struct State {
@@ -36,6 +37,8 @@ class FakeLink final : public HostsLink {
     int forgets ABSL_GUARDED_BY(mu) = 0;  // answers of the next reply that it leaves out
     absl::Status refuses ABSL_GUARDED_BY(mu);
     bool keeps_none ABSL_GUARDED_BY(mu) = false;
+    bool takes_again ABSL_GUARDED_BY(mu) = false, allows_quiet ABSL_GUARDED_BY(mu) = false;
+    bool news ABSL_GUARDED_BY(mu) = false;  // the answer to the next one that is `again` is not the same
 
     std::vector<Seen> Await(size_t messages) {
       MutexLock lock(mu);
@@ -59,6 +62,19 @@ class FakeLink final : public HostsLink {
     Seen seen;
     seen.anew = anew;
     v1::HostHeartbeatReplies replies;
+    if (message.again()) {
+      EXPECT_EQ(message.workers_size(), 0);
+      seen.workers.push_back("again");
+      replies.set_same(!std::exchange(state_.news, false));
+      for (size_t i = 0; i < last_.size() && !replies.same(); ++i) {
+        v1::HostHeartbeatReplies::Answer& answer = *replies.add_answers();
+        answer.mutable_reply()->add_assignments()->mutable_spec()->set_name(absl::StrCat("news of ", last_[i]));
+        answer.set_kept(true);
+      }
+    } else {
+      last_.clear();
+      for (const v1::HostHeartbeats::Worker& worker : message.workers()) last_.push_back(worker.place());
+    }
     for (const v1::HostHeartbeats::Worker& worker : message.workers()) {
       const std::string& name = worker.heartbeat().name();
       seen.workers.push_back(worker.has_heartbeat() ? absl::StrCat(worker.place(), " ", name)
@@ -78,6 +94,8 @@ class FakeLink final : public HostsLink {
       if (worker.has_heartbeat()) known_[worker.place()] = name;
     }
     for (; state_.forgets > 0; --state_.forgets) replies.mutable_answers()->RemoveLast();
+    replies.set_takes_again(state_.takes_again);
+    replies.set_allows_quiet(state_.allows_quiet);
     state_.seen.push_back(std::move(seen));
     state_.changed.SignalAll();
     while (state_.held) state_.changed.WaitFor(state_.mu, absl::Seconds(1));
@@ -88,9 +106,21 @@ class FakeLink final : public HostsLink {
     return end;
   }
 
+  absl::Status Send(const v1::HostHeartbeats& message) override {
+    EXPECT_TRUE(message.again() && message.quiet()) << message.DebugString();
+    MutexLock lock(state_.mu);
+    state_.seen.push_back({false, {"quiet"}});
+    state_.changed.SignalAll();
+    if (state_.ends.empty()) return absl::OkStatus();
+    const absl::Status end = state_.ends.front();
+    state_.ends.erase(state_.ends.begin());
+    return end;
+  }
+
  private:
   State& state_;
   std::map<int, std::string> known_;
+  std::vector<int> last_;
 };
 
 class RelayTest : public ::testing::Test {
@@ -126,6 +156,14 @@ class RelayTest : public ::testing::Test {
     for (std::future<Told>& one : rest) told.push_back(one.get());
     return told;
   }
+  // All that it knows, so that they go in one message: what each is told.
+  std::vector<std::string> TakeAll(const std::vector<std::string>& names, int64_t step = 0) {
+    std::vector<std::future<Told>> all;
+    for (const std::string& name : names) all.push_back(Take(name, step));
+    std::vector<std::string> told;
+    for (std::future<Told>& one : all) told.push_back(NameIn(one.get()));
+    return told;
+  }
   size_t Messages() {
     MutexLock lock(state_.mu);
     return state_.seen.size();
@@ -153,7 +191,50 @@ TEST_F(RelayTest, ThoseThatCameTogether_GoInOneMessage_AndEachGetsItsAnswer) {
   EXPECT_EQ(NameIn(b.get()), "b");
   EXPECT_EQ(NameIn(c.get()), "c");
   EXPECT_EQ(NameIn(d.get()), "d");
-  EXPECT_THAT(state_.Await(3)[2].workers, ElementsAre("2", "1", "3 d", "0"));
+  EXPECT_THAT(state_.Await(3)[2].workers, ElementsAre("0", "1", "2", "3 d"));
+}
+
+TEST_F(RelayTest, AllAreAsBefore_TheMessageSaysThatAlone) {
+  Start(Patient());
+  {
+    MutexLock lock(state_.mu);
+    state_.takes_again = true;
+  }
+  TakeTogether({"a", "b"});
+  EXPECT_EQ(TakeAll({"a", "b"}), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(TakeAll({"b", "a"}), (std::vector<std::string>{"b", "a"})) << "in whatever order they come";
+  {
+    MutexLock lock(state_.mu);
+    state_.news = true;
+  }
+  EXPECT_EQ(TakeAll({"a", "b"}), (std::vector<std::string>{"news of 0", "news of 1"}));
+  EXPECT_EQ(TakeAll({"a", "b"}), (std::vector<std::string>{"news of 0", "news of 1"})) << "as they were told last";
+  TakeAll({"a", "b"}, 1);
+  std::vector<std::string> sent;
+  for (const FakeLink::Seen& seen : state_.Await(7)) sent.push_back(absl::StrJoin(seen.workers, ","));
+  // The second has b alone; then come both.
+  EXPECT_THAT(sent, ElementsAre("0 a", "1 b", "0,1", "again", "again", "again", "0 a,1 b"));
+}
+
+TEST_F(RelayTest, WhereTheCoordinatorAllowsIt_EverySecondOfThose_GetsNoReply) {
+  Start(Patient());
+  {
+    MutexLock lock(state_.mu);
+    state_.takes_again = state_.allows_quiet = true;
+  }
+  TakeTogether({"a", "b"});
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(TakeAll({"a", "b"}), (std::vector<std::string>{"a", "b"}));
+  {
+    MutexLock lock(state_.mu);
+    state_.ends = {absl::UnavailableError("gone")};
+  }
+  std::future<Told> a = Take("a"), b = Take("b");
+  EXPECT_THAT(a.get(), StatusIs(Code::kUnavailable, HasSubstr("gone"))) << "what could not be sent is an error";
+  EXPECT_THAT(b.get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
+  EXPECT_EQ(NameIn(Take("a").get()), "a");
+  std::vector<std::string> sent;
+  for (const FakeLink::Seen& seen : state_.Await(9)) sent.push_back(absl::StrJoin(seen.workers, ","));
+  EXPECT_THAT(sent, ElementsAre("0 a", "1 b", "0,1", "quiet", "again", "quiet", "again", "quiet", "0 a"));
 }
 
 TEST_F(RelayTest, AHeartbeatThatTheOthersDoNotFollow_GoesAlone) {

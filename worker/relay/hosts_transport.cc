@@ -107,10 +107,20 @@ absl::StatusOr<v1::HostHeartbeatReplies> HostsTransport::Exchange(const v1::Host
   if (call_ == nullptr) RETURN_IF_ERROR(Begin());
   call_->stream->Write(message, nullptr);
   call_->stream->Read(&call_->reply, nullptr);
-  if (call_->Await(2, MonotonicNow() + timeout_)) return std::move(call_->reply);
-  return End(call_->left > 0
-                 ? absl::DeadlineExceededError(absl::StrCat("no reply within ", absl::FormatDuration(timeout_)))
-                 : absl::UnavailableError("the call has ended"));
+  RETURN_IF_ERROR(AwaitOrEnd(2, "no reply"));
+  return std::move(call_->reply);
+}
+
+absl::Status HostsTransport::Send(const v1::HostHeartbeats& message) {
+  if (call_ == nullptr) return absl::UnavailableError("the call has ended");
+  call_->stream->Write(message, nullptr);
+  return AwaitOrEnd(1, "nothing could be sent");
+}
+
+absl::Status HostsTransport::AwaitOrEnd(int operations, const char* what) {
+  if (call_->Await(operations, MonotonicNow() + timeout_)) return absl::OkStatus();
+  if (call_->left == 0) return End(absl::UnavailableError("the call has ended"));
+  return End(absl::DeadlineExceededError(absl::StrCat(what, " within ", absl::FormatDuration(timeout_))));
 }
 
 }  // namespace shardmesh

@@ -70,6 +70,20 @@ TEST_F(RelayedHeartbeats, TheyComeInOneCall) {
   ExpectNobodyLost();
 }
 
+// Nothing is new for several time-outs: most messages are a word, and half of them get no reply.
+TEST_F(RelayedHeartbeats, AHostAtRest_IsHeard_AndHearsOfAnotherJob) {
+  for (const absl::Time until = MonotonicNow() + 3 * kHeartbeatTimeout; MonotonicNow() < until;) {
+    ASSERT_OK_AND_ASSIGN(const auto job, client_->OpenJob("job"));
+    ASSERT_EQ(job->epoch(), job_->epoch()) << "it lost a member";
+  }
+  ASSERT_OK_AND_ASSIGN(const auto other, client_->CreateJob(testing::OddJob("other", "fsdp=3", 1)));
+  ASSERT_OK(testing::Initialize(*other));
+  ASSERT_NO_FATAL_FAILURE(TrainUntil([] { return true; }));
+  EXPECT_EQ(Count(CoordinatorLog(), "event=host_heartbeats_begin"), 1);
+  EXPECT_EQ(NotRelayed(), 0);
+  ExpectNobodyLost();
+}
+
 TEST_F(RelayedHeartbeats, TheNodeIsKilled_AndComesBack) {
   cluster_->node().Kill9();
   ASSERT_NO_FATAL_FAILURE(TrainUntil([&] { return NotRelayed() == kWorkers; }));
