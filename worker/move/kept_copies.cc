@@ -30,7 +30,8 @@ v1::TransferRequest RequestFor(const v1::Assignment& assignment, int64_t epoch, 
   return request;
 }
 
-// The copy that another member keeps here: asks until that one has made its own.
+// The copy of another member that is kept here: asks until that one has made its own. Aborted: that is of a later step,
+// as two digests came between, so the round can only begin again.
 absl::StatusOr<uint64_t> TakeOther(const CopyCall& call, int64_t step) {
   PeerCopies& copies = call.copies;
   const int other = copies.other().value();

@@ -55,6 +55,14 @@ std::optional<PeerCopies::Copy> PeerCopies::Find(Rank rank, int64_t step) const 
   return std::nullopt;
 }
 
+std::optional<int64_t> PeerCopies::NewestStep(Rank rank) const {
+  if (rank != own_ && rank != other_) return std::nullopt;
+  MutexLock lock(mu_);
+  const Shelf& shelf = ShelfOf(rank);
+  if (shelf.newest.has_value()) return shelf.newest->step;
+  return shelf.whole.has_value() ? std::make_optional(shelf.whole->step) : std::nullopt;
+}
+
 bool PeerCopies::SetWhole(const v1::WholeCopies& whole) {
   MutexLock lock(mu_);
   if (whole_.has_value() && whole_->step() == whole.step()) return true;

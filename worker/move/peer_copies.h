@@ -49,6 +49,8 @@ class PeerCopies {
   void Put(Rank rank, Copy copy);
   // Unset: it does not have that.
   std::optional<Copy> Find(Rank rank, int64_t step) const;
+  // The step of the newest copy of that rank. Unset: it has none.
+  std::optional<int64_t> NewestStep(Rank rank) const;
 
   // All members have their copies of that step; older ones go. False: this one has not, so it started anew since.
   bool SetWhole(const v1::WholeCopies& whole);

@@ -4,9 +4,13 @@
 
 #include "core/base/matchers.h"
 #include "core/mesh/mesh_spec.h"
+#include "worker/move/reform.h"
 
 namespace shardmesh {
 namespace {
+
+using ::testing::HasSubstr;
+using Code = absl::StatusCode;
 
 JobSpec SpecOf(const std::string& mesh) {
   JobSpec spec;
@@ -82,6 +86,35 @@ TEST_F(PeerCopiesTest, AStepThatItDoesNotHave_IsNotWhole) {
   EXPECT_FALSE(copies_.SetWhole(Whole(5)));
   EXPECT_FALSE(copies_.Told().has_value());
   EXPECT_TRUE(copies_.Find(Rank(3), 6).has_value());
+}
+
+// Of what it has given up, nothing comes any more; of what it has not reached, something will.
+TEST_F(PeerCopiesTest, WhoAsksForAnOlderStep_IsToldThatNoneComes) {
+  v1::TransferRequest request;
+  request.set_epoch(4);
+  request.set_mesh("fsdp=6");
+  request.set_rank(3);
+  request.mutable_kept()->set_rank(3);
+  const auto ask = [&](int64_t step) {
+    request.mutable_kept()->set_step(step);
+    // The test's object lasts longer than what is opened.
+    return TransferSource::Open(std::shared_ptr<const PeerCopies>(std::shared_ptr<void>(), &copies_), request).status();
+  };
+  EXPECT_FALSE(copies_.NewestStep(Rank(3)).has_value());
+  EXPECT_THAT(ask(5), StatusIs(Code::kUnavailable, HasSubstr("no copy of rank 3 of step 5 of epoch 4 is here yet")));
+  FillBoth(5);
+  copies_.SetWhole(Whole(5));
+  EXPECT_EQ(copies_.NewestStep(Rank(3)), 5);
+  EXPECT_OK(ask(5));
+  EXPECT_THAT(ask(6), StatusIs(Code::kUnavailable, HasSubstr("yet")));
+  FillBoth(7);
+  EXPECT_EQ(copies_.NewestStep(Rank(3)), 7);
+  EXPECT_EQ(copies_.NewestStep(Rank(1)), 7);
+  EXPECT_FALSE(copies_.NewestStep(Rank(2)).has_value());
+  EXPECT_OK(ask(5)) << "it is whole";
+  EXPECT_OK(ask(7));
+  EXPECT_THAT(ask(6), StatusIs(Code::kAborted, HasSubstr("none will come: the newest is of step 7")));
+  EXPECT_THAT(ask(8), StatusIs(Code::kUnavailable, HasSubstr("yet")));
 }
 
 TEST_F(PeerCopiesTest, MemoryIsUsedAgain_UnlessSomebodyReadsIt) {

@@ -195,10 +195,14 @@ absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared
 
 absl::StatusOr<std::unique_ptr<TransferSource>> TransferSource::Open(std::shared_ptr<const PeerCopies> copies,
                                                                      const v1::TransferRequest& request) {
-  const std::optional<PeerCopies::Copy> copy = copies->Find(Rank(request.kept().rank()), request.kept().step());
+  const Rank rank(request.kept().rank());
+  const std::optional<PeerCopies::Copy> copy = copies->Find(rank, request.kept().step());
   if (!copy.has_value()) {
-    return absl::UnavailableError(absl::StrCat("no copy of rank ", request.kept().rank(), " of step ",
-                                               request.kept().step(), " is here, of epoch ", request.epoch()));
+    const std::string none = absl::StrCat("no copy of rank ", rank.value(), " of step ", request.kept().step(),
+                                          " of epoch ", request.epoch(), " is here");
+    const std::optional<int64_t> newest = copies->NewestStep(rank);
+    if (newest.value_or(kNoStep) <= request.kept().step()) return absl::UnavailableError(absl::StrCat(none, " yet"));
+    return absl::AbortedError(absl::StrCat(none, ", and none will come: the newest is of step ", *newest));
   }
   ASSIGN_OR_RETURN(ShardStorage wanted, WantedBy(request, copies->spec()));
   Held held{copy->snapshot, copy->snapshot->storage(), copy->parity, copy->step};

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <thread>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/checkpoint/checkpoint.h"
 #include "core/base/clock.h"
@@ -28,6 +30,7 @@ using Code = absl::StatusCode;
 
 constexpr absl::Duration kHeartbeatTimeout = absl::Seconds(2), kLong = absl::Seconds(30);
 constexpr int64_t kLost = 5, kLast = 8;
+constexpr int64_t kTimes = 6, kSteps = 200;
 
 class Copies : public ::testing::Test {
  protected:
@@ -189,6 +192,24 @@ TEST_F(Copies, AMemberThatCameBack_HasCopiesAgain_WithoutAStep) {
   } while (!(gone && job.has_copied()) && MonotonicNow() < until);
   EXPECT_TRUE(gone);
   EXPECT_EQ(job.copied().step(), kLost);
+}
+
+// A digest that comes while members are about to be ready is the round's for some of them alone. These copy an older
+// step than the others, which do not have it. Such a round ends at once.
+TEST_F(Copies, DigestsMeanwhile_AreNotWaitedFor_TheNextRoundIsWhole) {
+  ASSERT_NO_FATAL_FAILURE(Begin({.workers = 4, .hosts = 2}, testing::OddJob("job", "fsdp=4", 2)));
+  std::atomic<bool> done{false};
+  std::thread digests([&] {
+    while (!done.load()) EXPECT_OK(job_->Digest(kLong).status());
+  });
+  const absl::Cleanup end = [&] {
+    done.store(true);
+    digests.join();
+  };
+  for (int64_t step = kLost + kSteps; step <= kLost + kTimes * kSteps; step += kSteps) {
+    testing::TrainByTwo(*client_, job_, step);
+    ASSERT_NO_FATAL_FAILURE(AwaitCopies(step));
+  }
 }
 
 TEST_F(Copies, ASaveMeanwhile_IsOfOneStep) {
