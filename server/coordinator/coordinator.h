@@ -111,7 +111,7 @@ struct CopiesPlace {
   CheckpointRecord checkpoint;
   std::string mesh;
   int32_t hosts = 0;
-  std::vector<std::pair<WorkerIdentity, int32_t>> holders;  // each with its rank then
+  std::vector<std::pair<WorkerIdentity, int32_t>> holders;  // each with its rank then; those in doubt last
   bool whole = false;  // they have each shard; a coordinator that restarted hears of them one after the other
 };
 
@@ -315,10 +315,13 @@ class Coordinator {
   static absl::StatusOr<MeshSpec> WantedMesh(const Job& job);  // that it goes back to when workers are there again
 
   // coordinator_copies.cc
-  // The newest copies of the job that workers which are there have as a whole, of each shard so many.
-  std::optional<CopiesPlace> FindCopies(const Job& job, absl::Time now, size_t times = 1) const;
-  // Those of one step, whether they are whole any more or not. Without a time: with those of workers that may be gone.
-  CopiesPlace CopiesOf(const Job& job, const CheckpointRecord& checkpoint, std::optional<absl::Time> now) const;
+  // Workers whose copies count: those that are heard, or only those of them that no peer says are gone.
+  enum class Keepers { kHeard, kCertain };
+  // The newest copies of the job that these workers have as a whole, of each shard so many.
+  std::optional<CopiesPlace> FindCopies(const Job& job, absl::Time now, Keepers keepers, size_t times = 1) const;
+  // Those of one step, whether they are whole any more or not.
+  CopiesPlace CopiesOf(const Job& job, const CheckpointRecord& checkpoint, absl::Time now,
+                       Keepers keepers = Keepers::kHeard) const;
 
   // coordinator_back.cc
   // Where a job goes back to that loses a shard: the newest of its copies and, if it may, its checkpoints. Unset: nowhere.

@@ -59,8 +59,11 @@ absl::Status Coordinator::RecordCheckpoint(const std::string& name, int64_t uid,
   return Commit(transaction);
 }
 
+// Copies that turn out to be lost with workers in doubt are passed over, and with them all that are older: so those of
+// workers which are certain to be there come first.
 std::optional<CheckpointRecord> Coordinator::BackOf(const Job& job, absl::Time now) const {
-  const std::optional<CopiesPlace> copies = FindCopies(job, now);
+  std::optional<CopiesPlace> copies = FindCopies(job, now, Keepers::kCertain);
+  if (!copies.has_value()) copies = FindCopies(job, now, Keepers::kHeard);
   const std::vector<CheckpointRecord>& checkpoints = job.record.checkpoints;
   const bool may = job.defined->spec().on_loss == OnLoss::kCheckpoint && !checkpoints.empty();
   if (copies.has_value() && (!may || copies->checkpoint.step >= checkpoints.front().step)) return copies->checkpoint;
@@ -208,7 +211,7 @@ void Coordinator::GiveUpReading(Transaction& transaction, const std::string& nam
   const JobRecord& record = job.record;
   if (!record.goes_back || job.read.AllSaid(record.epoch)) return;
   if (const CheckpointRecord& back = record.gone_back.checkpoint;
-      back.copied_at > 0 && MayShrink(job, now) && !CopiesOf(job, back, std::nullopt).whole) {
+      back.copied_at > 0 && MayShrink(job, now) && !CopiesOf(job, back, now).whole) {
     return PassOverCheckpoint(transaction, name, "workers that had some of them are gone since", now);
   }
   if (record.state != JobState::kPreparing) return;

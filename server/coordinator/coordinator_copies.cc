@@ -69,35 +69,39 @@ void Coordinator::TakeCopies(const std::string& name, int64_t incarnation, absl:
 
 // A step is whole when all members of the epoch have it, and each has it until it is told of a later one: a worker whose
 // newest report is of an older step has it, too. If that is not so any more, its members cannot read it, and have told
-// by then which is.
-CopiesPlace Coordinator::CopiesOf(const Job& job, const CheckpointRecord& checkpoint,
-                                  std::optional<absl::Time> now) const {
+// by then which is. A peer that says that another is gone may have lost its link alone, so that one counts until it is
+// silent. Members ask it after the others.
+CopiesPlace Coordinator::CopiesOf(const Job& job, const CheckpointRecord& checkpoint, absl::Time now,
+                                  Keepers keepers) const {
   CopiesPlace place;
   place.checkpoint = checkpoint;
+  std::vector<std::pair<WorkerIdentity, int32_t>> doubted;
   for (const auto& [name, said] : job.copies.by_worker) {
     const KeptCopies& kept = said.kept;
     const auto worker = state_.workers.find(name);
     if (kept.epoch != checkpoint.copied_at || kept.step > checkpoint.step) continue;
     if (worker == state_.workers.end() || worker->second.record.identity.incarnation != said.incarnation) continue;
-    const bool there =
-        now.has_value() ? IsThere(worker->second, *now) : worker->second.record.state == WorkerState::kAlive;
-    if (!there || !SameSecret(kept.secret, job.record.secret)) continue;
+    if (worker->second.record.state != WorkerState::kAlive || IsSilent(worker->second, now)) continue;
+    if (worker->second.doubted && keepers == Keepers::kCertain) continue;
+    if (!SameSecret(kept.secret, job.record.secret)) continue;
     place.mesh = kept.mesh;
     place.hosts = kept.hosts;
-    place.holders.emplace_back(worker->second.record.identity, kept.rank);
+    (worker->second.doubted ? doubted : place.holders).emplace_back(worker->second.record.identity, kept.rank);
   }
+  place.holders.insert(place.holders.end(), doubted.begin(), doubted.end());
   place.whole = AreWhole(place, 1);
   return place;
 }
 
-std::optional<CopiesPlace> Coordinator::FindCopies(const Job& job, absl::Time now, size_t times) const {
+std::optional<CopiesPlace> Coordinator::FindCopies(const Job& job, absl::Time now, Keepers keepers,
+                                                   size_t times) const {
   std::set<Key> said;
-  for (const auto& [name, of] : job.copies.by_worker) {
-    if (Counts(job, of.kept)) said.insert({of.kept.epoch, of.kept.step, of.kept.digest});
+  for (const auto& [name, told] : job.copies.by_worker) {
+    if (Counts(job, told.kept)) said.insert({told.kept.epoch, told.kept.step, told.kept.digest});
   }
   for (auto key = said.rbegin(); key != said.rend(); ++key) {
     const auto& [epoch, step, digest] = *key;
-    CopiesPlace place = CopiesOf(job, {"", step, digest, epoch}, now);
+    CopiesPlace place = CopiesOf(job, {"", step, digest, epoch}, now, keepers);
     if (AreWhole(place, times)) return place;
   }
   return std::nullopt;

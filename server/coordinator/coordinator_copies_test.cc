@@ -42,6 +42,27 @@ class CopiesTest : public ReformTest {
     for (const char* name : {"a", "b", "c", "d"}) Keep(name, KeptBy(name, step));
   }
   void LoseHost() { Silence({"a", "b"}); }
+  // b says in another job that a is gone. Half a time-out later, in which nobody is heard, it says in j that d is gone,
+  // so that c is taken to be, too. Only a has shards 0 and 2 then.
+  void LoseHostWhileADoubted() {
+    ASSERT_OK(c_->CreateJob(SmallJob("k", 2), now_));
+    const JobView k = View("k");
+    ASSERT_EQ(k.members.size(), 2u);
+    ASSERT_EQ(k.members[0].worker.name, "a");
+    ASSERT_EQ(k.members[1].worker.name, "b");
+    MemberReport report = Failed("b", 0);
+    report.job = "k";
+    report.epoch = k.epoch;
+    report.plan_hash = k.definition->plan().hash();
+    Beat("b", {report});
+    Advance(options_.heartbeat_timeout / 2);
+    Beat("b", {Failed("b", 3)});
+  }
+  Names Holders() {
+    Names names;
+    for (const auto& [worker, rank] : Told("b").copies.holders) names.push_back(worker.name);
+    return names;
+  }
 
   std::string secret_;
 };
@@ -176,6 +197,33 @@ TEST_F(CopiesTest, AHolderThatAnotherJobSaysIsGone_IsAwaited) {
   Beat("a", {report});
   ASSERT_OK(c_->Tick(now_));
   EXPECT_EQ(View("j").gone_back.checkpoint.step, 5);
+}
+
+// Its link to b may be cut alone: then it has what b and the lost host have not.
+TEST_F(CopiesTest, AHolderThatAPeerSaysIsGone_CountsWhileItIsHeard_AndIsAskedLast) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(OnLoss::kCheckpoint));
+  ASSERT_OK(c_->RecordCheckpoint("j", kUid, 1, {"/data/step-3", 3, 1}));
+  KeepAll(5);
+  ASSERT_NO_FATAL_FAILURE(LoseHostWhileADoubted());
+  EXPECT_EQ(View("j").gone_back.checkpoint, (CheckpointRecord{"", 5, 77, 1}));
+  EXPECT_FALSE(View("j").copied.is_set()) << "whether each shard is on two hosts is not certain";
+  EXPECT_EQ(Holders(), (Names{"b", "a", "c", "d"}));
+  EXPECT_TRUE(Told("b").copies.whole);
+  Beat("a");
+  EXPECT_EQ(Holders(), (Names{"a", "b", "c", "d"}));
+  LoseHost();
+  EXPECT_EQ(View("j").gone_back.checkpoint.step, 5);
+  EXPECT_EQ(Holders(), (Names{"a", "b"}));
+}
+
+TEST_F(CopiesTest, AHolderThatAPeerSaysIsGone_AndThatIsSilent_TheCheckpointIsTaken) {
+  ASSERT_NO_FATAL_FAILURE(MakeReady(OnLoss::kCheckpoint));
+  ASSERT_OK(c_->RecordCheckpoint("j", kUid, 1, {"/data/step-3", 3, 1}));
+  KeepAll(5);
+  ASSERT_NO_FATAL_FAILURE(LoseHostWhileADoubted());
+  ASSERT_EQ(View("j").gone_back.checkpoint.step, 5);
+  Silence({"b"});
+  EXPECT_EQ(View("j").gone_back.checkpoint.folder, "/data/step-3");
 }
 
 // Of steps that the job has left since it went back further.

@@ -8,6 +8,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/mesh/reform.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr absl::Duration kRetry = absl::Milliseconds(5);
+constexpr absl::Duration kAskAgain = absl::Milliseconds(50);  // each time may take a new connection
 
 v1::TransferRequest RequestFor(const v1::Assignment& assignment, int64_t epoch, const std::string& mesh, int rank,
                                int kept_rank, int64_t step) {
@@ -93,21 +95,18 @@ namespace {
 // Takes what a shard of the older epoch has of this one.
 class KeptReader {
  public:
-  KeptReader(JobShard& shard, const v1::Assignment& assignment, const PeerCopies* kept, const FetchCall& transfer,
-             const std::atomic<bool>& cancelled)
-      : shard_(shard), assignment_(assignment), kept_(kept), transfer_(transfer), cancelled_(cancelled) {}
+  explicit KeptReader(const LoadCall& call) : call_(call), storage_(call.shard.memory().storage()) {}
 
   // The digest of the whole shard.
   absl::StatusOr<uint64_t> Read() {
-    const v1::Back& back = assignment_.back();
-    ASSIGN_OR_RETURN(const Plan before, PlanOn(shard_.spec(), back.mesh()));
-    if (back.hosts() < 1 || before.num_ranks() % back.hosts() != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(before.num_ranks(), " ranks were on ", back.hosts(), " hosts"));
+    ASSIGN_OR_RETURN(const Plan before, PlanOn(call_.shard.spec(), back().mesh()));
+    if (back().hosts() < 1 || before.num_ranks() % back().hosts() != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(before.num_ranks(), " ranks were on ", back().hosts(), " hosts"));
     }
     uint64_t digest = 0;
     for (int s = 0; s < before.num_shards(); ++s) {
-      ASSIGN_OR_RETURN(const ShardStorage cut, ShardStorage::Cut(before, s, StorageCut(), &cancelled_));
-      const std::vector<ReshardPiece> pieces = PiecesOf(cut, shard_.memory().storage());
+      ASSIGN_OR_RETURN(const ShardStorage cut, ShardStorage::Cut(before, s, StorageCut(), &call_.cancelled));
+      const std::vector<ReshardPiece> pieces = PiecesOf(cut, storage_);
       if (pieces.empty()) continue;
       ASSIGN_OR_RETURN(const uint64_t part, ReadOf(before, s, pieces));
       digest += part;
@@ -116,56 +115,74 @@ class KeptReader {
   }
 
  private:
+  const v1::Back& back() const { return call_.assignment.back(); }
+  int64_t step() const { return back().checkpoint().step(); }
+
+  // A link may be cut for a while, and a holder that is gone is soon known to the coordinator, which then cancels this.
   absl::StatusOr<uint64_t> ReadOf(const Plan& before, int s, const std::vector<ReshardPiece>& pieces) {
-    const v1::Back& back = assignment_.back();
-    const int64_t step = back.checkpoint().step();
-    absl::Status last = absl::UnavailableError("no worker that is there keeps it");
-    for (int replica = 0; replica < before.num_replicas(); ++replica) {
-      const Rank rank = before.RankOf({s, replica});
-      const std::optional<PeerCopies::Copy> here = kept_ == nullptr ? std::nullopt : kept_->Find(rank, step);
+    for (int replica = 0; call_.kept != nullptr && replica < before.num_replicas(); ++replica) {
+      const std::optional<PeerCopies::Copy> here = call_.kept->Find(before.RankOf({s, replica}), step());
       if (here.has_value()) return CopyHere(*here, pieces);
-      const int64_t keeper = CopyKeeper(rank.value(), before.num_ranks(), back.hosts());
-      for (const v1::Peer& holder : back.holders()) {
-        if (holder.rank() != rank.value() && holder.rank() != keeper) continue;
+    }
+    const absl::Time deadline = MonotonicNow() + call_.patience;
+    while (true) {
+      const absl::StatusOr<uint64_t> digest = AskHolders(before, s, pieces);
+      if (digest.ok()) return digest;
+      if (call_.cancelled.load()) return absl::CancelledError("the job is assigned anew");
+      RETURN_IF_ERROR(call_.shard.Health());
+      if (!absl::IsUnavailable(digest.status()) || MonotonicNow() >= deadline) {
+        return absl::UnavailableError(absl::StrCat("shard ", s, " of ", before.num_shards(), " as it was after step ",
+                                                   step(), ": ", digest.status().message()));
+      }
+      absl::SleepFor(kAskAgain);
+    }
+  }
+
+  // Asks each holder once, in their order: those that may be gone are the last. Unavailable: one was not reached. Else
+  // the error of the last one.
+  absl::StatusOr<uint64_t> AskHolders(const Plan& before, int s, const std::vector<ReshardPiece>& pieces) {
+    absl::Status error = absl::NotFoundError("no worker that is there keeps it");
+    for (const v1::Peer& holder : back().holders()) {
+      for (int replica = 0; replica < before.num_replicas(); ++replica) {
+        const int rank = before.RankOf({s, replica}).value();
+        const int64_t keeper = CopyKeeper(rank, before.num_ranks(), back().hosts());
+        if (holder.rank() != rank && holder.rank() != keeper) continue;
         const v1::TransferRequest request =
-            RequestFor(assignment_, back.checkpoint().copied_at(), shard_.spec().mesh.ToString(), assignment_.rank(),
-                       rank.value(), step);
+            RequestFor(call_.assignment, back().checkpoint().copied_at(), call_.shard.spec().mesh.ToString(),
+                       call_.assignment.rank(), rank, step());
         const absl::StatusOr<uint64_t> digest =
-            FetchPieces(transfer_, holder, request, shard_.memory().storage(), step, pieces, cancelled_);
-        if (digest.ok()) return digest;
-        if (cancelled_.load()) return absl::CancelledError("the job is assigned anew");
-        last = Annotate(digest.status(), absl::StrCat("worker ", holder.worker(), " (was rank ", holder.rank(), ")"));
+            FetchPieces(call_.transfer, holder, request, storage_, step(), pieces, call_.cancelled);
+        if (digest.ok() || call_.cancelled.load()) return digest;
+        if (!absl::IsUnavailable(error)) {
+          error =
+              Annotate(digest.status(), absl::StrCat("worker ", holder.worker(), " (was rank ", holder.rank(), ")"));
+        }
+        if (absl::IsUnavailable(digest.status())) break;  // as it would be for another replica
       }
     }
-    return absl::UnavailableError(
-        absl::StrCat("shard ", s, " of ", before.num_shards(), " as it was after step ", step, ": ", last.message()));
+    return error;
   }
 
   uint64_t CopyHere(const PeerCopies::Copy& copy, const std::vector<ReshardPiece>& pieces) const {
-    const ShardStorage& to = shard_.memory().storage();
-    CopyPieces(copy.snapshot->storage(), copy.parity, to, 0, pieces);
-    ReshardBytes bytes(to, 0, ReshardBytes::Side::kTo, pieces);
+    CopyPieces(copy.snapshot->storage(), copy.parity, storage_, 0, pieces);
+    ReshardBytes bytes(storage_, 0, ReshardBytes::Side::kTo, pieces);
     while (!bytes.Next(bytes.num_bytes()).empty()) {
     }
     return bytes.digest();
   }
 
-  JobShard& shard_;
-  const v1::Assignment& assignment_;
-  const PeerCopies* const kept_;
-  const FetchCall& transfer_;
-  const std::atomic<bool>& cancelled_;
+  const LoadCall& call_;
+  const ShardStorage& storage_;
 };
 
 }  // namespace
 
-absl::StatusOr<uint64_t> LoadKept(JobShard& shard, const v1::Assignment& assignment, const PeerCopies* kept,
-                                  const FetchCall& transfer, uint64_t load_id, const std::atomic<bool>& cancelled) {
-  if (transfer == nullptr) return absl::UnavailableError("no way to ask for copies");
+absl::StatusOr<uint64_t> LoadKept(const LoadCall& call, uint64_t load_id) {
+  if (call.transfer == nullptr) return absl::UnavailableError("no way to ask for copies");
   uint64_t digest = 0;
-  const Step step(assignment.back().checkpoint().step());
-  RETURN_IF_ERROR(shard.run().engine.Load(load_id, step, [&]() -> absl::Status {
-    ASSIGN_OR_RETURN(digest, KeptReader(shard, assignment, kept, transfer, cancelled).Read());
+  const Step step(call.assignment.back().checkpoint().step());
+  RETURN_IF_ERROR(call.shard.run().engine.Load(load_id, step, [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(digest, KeptReader(call).Read());
     return absl::OkStatus();
   }));
   return digest;

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/shardmesh/v1/coordinator.pb.h"
 #include "proto/shardmesh/v1/shard.pb.h"
 #include "worker/job/job_shard.h"
@@ -28,10 +29,16 @@ struct CopyCall {
 // Shard.Copy, of a round. Errors as there, and those of `report`.
 absl::Status CopyShards(const CopyCall& call);
 
-// Loads a shard of a job that goes back to copies (Back.holders), as Shard.Load does; returns its digest. `kept`: what
-// this worker has of that epoch; null: nothing.
-//   Unavailable: nobody who is reached has a copy of some shard. Else errors of FetchPieces and Engine::Load.
-absl::StatusOr<uint64_t> LoadKept(JobShard& shard, const v1::Assignment& assignment, const PeerCopies* kept,
-                                  const FetchCall& transfer, uint64_t load_id, const std::atomic<bool>& cancelled);
+struct LoadCall {
+  JobShard& shard;
+  const v1::Assignment& assignment;
+  const PeerCopies* kept;     // what this worker has of the copies' epoch; null: nothing
+  const FetchCall& transfer;  // null: none is possible
+  const std::atomic<bool>& cancelled;
+  absl::Duration patience;  // how long holders that are not reached are asked again for a shard
+};
+// Loads a shard of a job that goes back to copies (Back.holders), as Shard.Load does; returns its digest.
+//   Cancelled. Unavailable: nobody who is reached has a copy of some shard. Else errors of Health and Engine::Load.
+absl::StatusOr<uint64_t> LoadKept(const LoadCall& call, uint64_t load_id);
 
 }  // namespace shardmesh

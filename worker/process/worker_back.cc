@@ -13,6 +13,7 @@ namespace shardmesh {
 namespace {
 
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
+constexpr int kPatience = 5;  // time-outs in which the coordinator notices who is gone, or a link works again
 
 // The same at all members of an epoch. Callers of Shard.Load, who choose one at random, load at no epoch that goes back.
 uint64_t LoadIdOf(int64_t epoch) { return (static_cast<uint64_t>(epoch) << 1) | 1; }
@@ -28,7 +29,9 @@ absl::Status Worker::ReadBack(Entry& entry, JobShard& shard) {
       return LoadStored(shard, options_.checkpoint_folders, checkpoint, load_id, entry.closing);
     }
     const auto kept = FindCopies(assignment.spec().name(), checkpoint.copied_at(), assignment.secret());
-    return LoadKept(shard, assignment, kept.ok() ? kept->get() : nullptr, options_.transfer, load_id, entry.closing);
+    return LoadKept({shard, assignment, kept.ok() ? kept->get() : nullptr, options_.transfer, entry.closing,
+                     heartbeat_timeout() * kPatience},
+                    load_id);
   };
   const absl::StatusOr<uint64_t> digest = read();
   {
