@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -21,13 +21,11 @@
 #include "absl/time/clock.h"
 #include "client/cli/base/seconds_flag.h"
 #include "client/cpp/transport/coordinator_transport.h"
-#include "client/cpp/transport/shard_transport.h"
 #include "core/base/clock.h"
 #include "core/base/decimal_flags.h"
 #include "core/base/device_name.h"
 #include "core/base/incarnation.h"
 #include "core/base/status.h"
-#include "core/base/sync.h"
 #include "local/process/host_id.h"
 #include "local/process/runtime_folder.h"
 #include "local/socket/socket.h"
@@ -41,6 +39,7 @@
 #include "worker/node/node_link.h"
 #include "worker/pass/device/device_pass.h"
 #include "worker/process/membership_agent.h"
+#include "worker/process/peer_links.h"
 #include "worker/process/worker.h"
 #include "worker/relay/relayed_coordinator.h"
 
@@ -227,16 +226,6 @@ absl::StatusOr<FolderAccess> CheckpointFolders(const Flags& flags) {
   return access;
 }
 
-constexpr absl::Duration kSilence = absl::Seconds(3);  // of a worker that was asked, after which it counts as gone
-
-v1::Member MemberOf(const v1::Peer& peer) {
-  v1::Member member;
-  member.set_rank(peer.rank());
-  member.set_worker(peer.worker());
-  member.set_address(peer.address());
-  return member;
-}
-
 // Absolute: trainers connect to the socket from other working directories.
 std::string LocalFolder(const Flags& flags) {
   return std::filesystem::absolute(flags.local_dir.empty() ? RuntimeFolder() : flags.local_dir);
@@ -270,54 +259,17 @@ absl::StatusOr<v1::JoinRequest> Identify(const Flags& flags, const std::string& 
   return identity;
 }
 
-// Connections to members that are asked again and again. Thread-safe.
-class Links {
- public:
-  explicit Links(TlsOptions tls) : tls_(std::move(tls)) {}
-
-  absl::StatusOr<v1::FileProgress> Copy(const v1::Peer& to, const v1::CopyRequest& request, const ReportProgress& told,
-                                        absl::Duration timeout) {
-    ASSIGN_OR_RETURN(const std::shared_ptr<ShardTransport> link, Find(to));
-    absl::StatusOr<v1::FileProgress> last = link->Copy(request, told, timeout);
-    if (absl::IsUnavailable(last.status())) Forget(to);
-    return last;
-  }
-
- private:
-  absl::StatusOr<std::shared_ptr<ShardTransport>> Find(const v1::Peer& to) {
-    MutexLock lock(mu_);
-    std::shared_ptr<ShardTransport>& link = links_[to.address()];
-    if (link == nullptr) {
-      ASSIGN_OR_RETURN(link, ShardTransport::Dial(MemberOf(to), tls_, kSilence));
-    }
-    return link;
-  }
-  void Forget(const v1::Peer& to) {
-    MutexLock lock(mu_);
-    links_.erase(to.address());
-  }
-
-  const TlsOptions tls_;
-  Mutex mu_;
-  std::map<std::string, std::shared_ptr<ShardTransport>> links_ ABSL_GUARDED_BY(mu_);
-};
-
 // How it reaches other workers: the lead of its job, and whoever has weights of an older epoch.
 void AddPeerCalls(const TlsOptions& tls, WorkerOptions& options) {
-  options.meet = [tls](const v1::Peer& lead, const v1::MeetRequest& request,
-                       absl::Duration timeout) -> absl::StatusOr<v1::MeetReply> {
-    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(lead), tls, timeout));
-    return transport->Meet(request, timeout);
+  const auto links = std::make_shared<PeerLinks>(tls);
+  options.meet = [links](const v1::Peer& lead, const v1::MeetRequest& request, absl::Duration timeout) {
+    return links->Meet(lead, request, timeout);
   };
-  options.transfer = [tls](const v1::Peer& from, const v1::TransferRequest& request, const TransferSink& sink,
-                           absl::Duration timeout) -> absl::StatusOr<v1::TransferHeader> {
-    ASSIGN_OR_RETURN(const auto transport, ShardTransport::Dial(MemberOf(from), tls, kSilence));
-    return transport->Transfer(request, sink.begin, sink.data, timeout);
-  };
-  options.copy = [links = std::make_shared<Links>(tls)](const v1::Peer& to, const v1::CopyRequest& request,
-                                                        const ReportProgress& told, absl::Duration timeout) {
-    return links->Copy(to, request, told, timeout);
-  };
+  options.transfer = [links](const v1::Peer& from, const v1::TransferRequest& request, const TransferSink& sink,
+                             absl::Duration timeout) { return links->Transfer(from, request, sink, timeout); };
+  options.copy = [links](const v1::Peer& to, const v1::CopyRequest& request, const ReportProgress& told,
+                         absl::Duration timeout) { return links->Copy(to, request, told, timeout); };
+  options.peers_named = [links](const std::set<std::string>& addresses) { links->DropAllBut(addresses); };
 }
 
 // InvalidArgument: bytes between hosts would cross a network in the clear, and nobody said that they may.

@@ -35,6 +35,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -61,6 +62,10 @@ namespace shardmesh {
 using CopyFn = std::function<absl::StatusOr<v1::FileProgress>(const v1::Peer& to, const v1::CopyRequest& request,
                                                               const ReportProgress& told, absl::Duration timeout)>;
 
+// Is told, after each Reconcile, the addresses of all workers that the jobs here name: their members, and whoever has
+// what they go on from.
+using PeersNamedFn = std::function<void(const std::set<std::string>& addresses)>;
+
 struct WorkerOptions {
   std::string name;
   int threads = 1;                                      // of a step, for each job
@@ -75,6 +80,7 @@ struct WorkerOptions {
   MeetCall meet;              // how their first lead is asked; with group_address
   FetchCall transfer;         // how members of a job that re-forms get what others hold; null: they cannot
   CopyFn copy;                // how rank 0 has members make copies; null: it does not
+  PeersNamedFn peers_named;   // null: nobody is told
   FolderAccess checkpoint_folders;  // of Shard.Save and Shard.Load
   NodeLink* node = nullptr;         // of the host, outlives the worker; null: jobs end with this process
 };
@@ -193,6 +199,7 @@ class Worker {
             std::vector<std::shared_ptr<Entry>>& gone) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KeepStaged(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::set<std::string> PeerAddresses() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Of a departing member, or one that has left: ends what it holds with the others.
   void KeepLeaving(const v1::Assignment& assignment, const Entries& keep, Entries& keep_staged)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -2,6 +2,8 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +27,7 @@ void Worker::BeginPreparing(const std::shared_ptr<Entry>& entry) {
 // What an entry was to go on from is the job's, not its own.
 void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
   std::vector<std::shared_ptr<Entry>> gone;
+  std::set<std::string> named;
   {
     MutexLock lock(mu_);
     Entries keep, keep_staged;
@@ -47,11 +50,30 @@ void Worker::Reconcile(const std::vector<v1::Assignment>& assignments) {
     staged_ = std::move(keep_staged);
     for (const std::shared_ptr<Entry>& entry : gone) KeepLeased(entry);
     DropCopies(assignments);
+    named = PeerAddresses();
   }
+  if (options_.peers_named) options_.peers_named(named);
   for (const std::shared_ptr<Entry>& entry : gone) {
     spdlog::info("event=job_closed job={} epoch={}", entry->assignment.spec().name(), entry->assignment.epoch());
     Close(entry);
   }
+}
+
+std::set<std::string> Worker::PeerAddresses() const {
+  std::set<std::string> addresses;
+  const auto add = [&](const auto& peers) {
+    for (const v1::Peer& peer : peers) addresses.insert(peer.address());
+  };
+  for (const Entries* all : {&jobs_, &staged_}) {
+    for (const auto& [name, newest] : *all) {
+      for (const Entry* entry = newest.get(); entry != nullptr; entry = entry->before.get()) {
+        add(entry->assignment.peers());
+        add(entry->assignment.from().departing());
+        add(entry->assignment.back().holders());
+      }
+    }
+  }
+  return addresses;
 }
 
 void Worker::Keep(const v1::Assignment& assignment, Entries& keep, Entries& keep_staged,

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <functional>
+#include <set>
+#include <string>
 
 #include "core/base/matchers.h"
 #include "worker/testing/local_host.h"
@@ -59,6 +61,49 @@ TEST(WorkerTest, PeerCloses_TheOthersNameIt) {
     EXPECT_EQ(host.StatusOf(i).lost_rank(), 2);
   }
   EXPECT_THAT(host.HealthOf(2), StatusIs(Code::kNotFound, HasSubstr("holds no job")));
+}
+
+// Its members, those of the older epoch that it goes on from, who leaves, and who keeps copies.
+TEST(WorkerTest, ItTellsWhichAddressesItsJobsName) {
+  using Addresses = std::set<std::string>;
+  Addresses named = {"none"};
+  WorkerOptions options;
+  options.name = "w0";
+  options.peers_named = [&](const Addresses& addresses) { named = addresses; };
+  Worker worker(options, NewProcessMemory());
+  const LocalHost host(2);
+  v1::Assignment older = host.AssignmentOf(SmallJob("fsdp=2", 1), 0, 3);
+  older.mutable_peers(0)->set_address("a:1");
+  older.mutable_peers(1)->set_address("b:1");
+  worker.Reconcile({older});
+  EXPECT_EQ(named, (Addresses{"a:1", "b:1"}));
+
+  v1::Assignment next = host.AssignmentOf(SmallJob("fsdp=1", 1), 0, 4);
+  next.mutable_peers()->RemoveLast();
+  next.mutable_peers(0)->set_address("a:1");
+  v1::Assignment moves = next;
+  moves.mutable_from()->set_epoch(3);
+  moves.mutable_from()->set_mesh("fsdp=2");
+  moves.mutable_from()->add_was(0);
+  worker.Reconcile({moves});
+  EXPECT_EQ(named, (Addresses{"a:1", "b:1"}));
+  worker.Reconcile({next});
+  EXPECT_EQ(named, Addresses{"a:1"});
+
+  moves.set_epoch(5);
+  moves.mutable_from()->set_epoch(4);
+  moves.mutable_from()->set_mesh("fsdp=1");
+  moves.mutable_from()->add_departing()->set_address("c:1");
+  moves.set_staged(true);
+  worker.Reconcile({next, moves});
+  EXPECT_EQ(named, (Addresses{"a:1", "c:1"}));
+
+  next.set_epoch(6);
+  next.mutable_back()->add_holders()->set_address("d:1");
+  worker.Reconcile({next});
+  EXPECT_EQ(named, (Addresses{"a:1", "d:1"}));
+  worker.Reconcile({});
+  EXPECT_EQ(named, Addresses());
 }
 
 TEST(WorkerTest, LeadCloses_ThePeersNameIt) {

@@ -25,6 +25,10 @@ void SetDeadline(grpc::ClientContext& context, absl::Duration timeout) {
   context.set_deadline(DeadlineIn(timeout));
 }
 
+std::string NameOf(const v1::Member& member) {
+  return absl::StrCat("worker ", member.worker(), " (rank ", member.rank(), ") at ", member.address());
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardTransport>> ShardTransport::Dial(const v1::Member& member, const TlsOptions& tls,
@@ -32,9 +36,11 @@ absl::StatusOr<std::unique_ptr<ShardTransport>> ShardTransport::Dial(const v1::M
   ChannelOptions options;
   options.peer_timeout = std::max(peer_timeout, absl::Seconds(1));
   ASSIGN_OR_RETURN(std::shared_ptr<grpc::Channel> channel, NewChannel(member.address(), tls, options));
-  const std::string name =
-      absl::StrCat("worker ", member.worker(), " (rank ", member.rank(), ") at ", member.address());
-  return std::unique_ptr<ShardTransport>(new ShardTransport(name, tls, std::move(channel)));
+  return std::unique_ptr<ShardTransport>(new ShardTransport(NameOf(member), tls, std::move(channel)));
+}
+
+std::unique_ptr<ShardTransport> ShardTransport::As(const v1::Member& member) const {
+  return std::unique_ptr<ShardTransport>(new ShardTransport(NameOf(member), tls_, channel_));
 }
 
 // A call that nobody here cancelled was cancelled by a worker that ends.

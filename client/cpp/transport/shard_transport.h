@@ -26,6 +26,8 @@ class ShardTransport {
   // Errors of NewChannel. `peer_timeout`: silence after which a stopped worker counts as gone (Unavailable).
   static absl::StatusOr<std::unique_ptr<ShardTransport>> Dial(const v1::Member& member, const TlsOptions& tls,
                                                               absl::Duration peer_timeout);
+  // For calls over the same connection to a worker at the same address, which errors name as this member.
+  std::unique_ptr<ShardTransport> As(const v1::Member& member) const;
 
   absl::StatusOr<v1::StepReply> Step(const v1::StepRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::DeclareBucketReply> DeclareBucket(const v1::DeclareBucketRequest& request, absl::Duration timeout);
