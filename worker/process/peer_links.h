@@ -1,9 +1,15 @@
-// PeerLinks: how a worker calls other workers, the members of its jobs. All calls to one address share one connection. It
-// stays open between calls, so that none waits for another TLS handshake, and a network that loses packets has one
+// PeerLinks: how a worker calls other workers, the members of its jobs. All calls to one address share one connection.
+// It stays open between calls, so that none waits for another TLS handshake, and a network that loses packets has one
 // connection to bring back, not one of each kind of call.
 //
 // A transfer of shards shares the connection with small calls. HTTP/2 takes their messages in turns, and the windows of
 // flow control are of each call, so a small call waits for what is on the way and not for the end of the transfer.
+//
+// An address may outlast its worker: a worker of another job or cluster may get the port of one that ended. Its word is
+// not that of the worker that was meant. If a call ends with an error that the caller would believe, PeerLinks asks the
+// address who it is (Shard.GetStatus). It believes only the worker that was meant, or its next incarnation that took
+// the job over from it (shardmesh-node). In place of anybody else's error the caller gets Unavailable, as of a dead
+// worker, and asks again until the coordinator has noticed.
 //
 // Thread-safe; calls run side by side.
 #pragma once
@@ -29,7 +35,8 @@ class PeerLinks {
  public:
   explicit PeerLinks(TlsOptions tls) : tls_(std::move(tls)) {}
 
-  // The calls of ShardTransport with these names, and their errors and those of Dial.
+  // The calls of ShardTransport with these names, and their errors and those of Dial. Unavailable: also if the call
+  // failed, and somebody else answers at the address, or does not say who it is.
   absl::StatusOr<v1::MeetReply> Meet(const v1::Peer& lead, const v1::MeetRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::TransferHeader> Transfer(const v1::Peer& from, const v1::TransferRequest& request,
                                               const TransferSink& sink, absl::Duration timeout);
@@ -41,11 +48,21 @@ class PeerLinks {
   void DropAllBut(const std::set<std::string>& addresses);
 
  private:
+  struct Link {
+    std::unique_ptr<const ShardTransport> transport;
+    std::string logged;  // of who answers there instead
+  };
+
   absl::StatusOr<std::unique_ptr<ShardTransport>> LinkTo(const v1::Peer& peer);
+  // What `peer` was asked about `job`, if the answer is its own.
+  template <class Reply>
+  absl::StatusOr<Reply> OnlyOf(const v1::Peer& peer, const std::string& job, ShardTransport& link,
+                               absl::StatusOr<Reply> reply);
+  void Log(const v1::Peer& peer, const absl::Status& other);
 
   const TlsOptions tls_;
   Mutex mu_;
-  std::map<std::string, std::unique_ptr<const ShardTransport>> links_ ABSL_GUARDED_BY(mu_);  // by address
+  std::map<std::string, Link> links_ ABSL_GUARDED_BY(mu_);  // by address
 };
 
 }  // namespace shardmesh
