@@ -26,6 +26,8 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
+  pid_t pid() const { return pid_; }
+
   // Unavailable: the program ended.
   absl::Status WriteLine(absl::string_view line);
   // Unavailable: the program ended. DeadlineExceeded: no line within `timeout`.
