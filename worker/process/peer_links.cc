@@ -8,6 +8,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
 #include "core/base/status.h"
 
 namespace shardmesh {
@@ -15,6 +16,7 @@ namespace {
 
 constexpr absl::Duration kSilence = absl::Seconds(3);  // of a worker that was asked, after which it counts as gone
 constexpr absl::Duration kAskWho = absl::Seconds(2);   // who answers at an address
+constexpr absl::Duration kDialAgain = absl::Seconds(1);
 constexpr size_t kMaxName = 128;                       // of a stranger, in messages
 
 v1::Member MemberOf(const v1::Peer& peer) {
@@ -73,12 +75,16 @@ absl::Status CheckAnswers(const v1::Peer& meant, const std::string& job, ShardTr
 absl::StatusOr<std::unique_ptr<ShardTransport>> PeerLinks::LinkTo(const v1::Peer& peer) {
   const v1::Member member = MemberOf(peer);
   MutexLock lock(mu_);
-  auto link = links_.find(peer.address());
-  if (link == links_.end()) {
-    ASSIGN_OR_RETURN(auto dialed, ShardTransport::Dial(member, tls_, kSilence));  // connects with the first call
-    link = links_.emplace(peer.address(), Link{std::move(dialed), ""}).first;
+  const auto link = links_.find(peer.address());
+  const absl::Time now = MonotonicNow();
+  if (link != links_.end() && (now < link->second.dialed + kDialAgain || !link->second.transport->broken())) {
+    return link->second.transport->As(member);
   }
-  return link->second.transport->As(member);
+  ASSIGN_OR_RETURN(auto dialed, ShardTransport::Dial(member, tls_, kSilence));  // connects with the first call
+  Link& made = links_[peer.address()];
+  made.transport = std::move(dialed);
+  made.dialed = now;
+  return made.transport->As(member);
 }
 
 // Once for each that answers: callers ask again and again.

@@ -11,6 +11,8 @@
 // the job over from it (shardmesh-node). In place of anybody else's error the caller gets Unavailable, as of a dead
 // worker, and asks again until the coordinator has noticed.
 //
+// A connection that does not come back is made anew, once a second at most: certificates are read again then.
+//
 // Thread-safe; calls run side by side.
 #pragma once
 
@@ -18,6 +20,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -50,6 +53,7 @@ class PeerLinks {
  private:
   struct Link {
     std::unique_ptr<const ShardTransport> transport;
+    absl::Time dialed;
     std::string logged;  // of who answers there instead
   };
 

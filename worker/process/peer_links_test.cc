@@ -13,10 +13,12 @@
 #include "core/base/matchers.h"
 #include "core/base/status.h"
 #include "core/base/sync.h"
+#include "local/testing/temp_folder.h"
 #include "proto/shardmesh/v1/shard.grpc.pb.h"
 #include "rpc/base/status.h"
 #include "rpc/base/unary.h"
 #include "rpc/server.h"
+#include "rpc/testing/test_authority.h"
 #include "worker/node/testing/await.h"
 
 namespace shardmesh {
@@ -309,6 +311,25 @@ TEST_F(PeerLinksTest, AConnectionThatBroke_ComesBack) {
   served = std::make_unique<Served>(peer.address());
   EXPECT_TRUE(Await([&] { return Meet(peer).ok(); }));
   EXPECT_EQ(served->worker.callers().size(), 1);
+}
+
+TEST_F(PeerLinksTest, CertificatesThatAreReplaced_AreRead) {
+  const testing::TempFolder folder;
+  testing::TestAuthority right(folder.path(), "right"), wrong(folder.path(), "wrong");
+  ServerOptions options;
+  options.listen = "127.0.0.1:0";
+  options.tls = right.Issue("server");
+  FakeWorker worker;
+  ASSERT_OK_AND_ASSIGN(const auto server, Server::Start(options, {&worker}));
+  TlsOptions mine = wrong.Issue("mine");
+  mine.ca_file = right.file();
+  PeerLinks links(mine);
+  v1::Peer peer;
+  peer.set_address(server->address());
+  const auto meet = [&] { return links.Meet(peer, v1::MeetRequest(), kTime).status(); };
+  EXPECT_THAT(meet(), StatusIs(Code::kUnavailable, HasSubstr("certificate")));
+  right.Issue("mine");
+  EXPECT_TRUE(Await([&] { return meet().ok(); }));
 }
 
 TEST_F(PeerLinksTest, WhatIsNoAddress_IsRefused) {

@@ -43,6 +43,10 @@ std::unique_ptr<ShardTransport> ShardTransport::As(const v1::Member& member) con
   return std::unique_ptr<ShardTransport>(new ShardTransport(NameOf(member), tls_, channel_));
 }
 
+bool ShardTransport::broken() const {
+  return channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_TRANSIENT_FAILURE;
+}
+
 // A call that nobody here cancelled was cancelled by a worker that ends.
 absl::Status ShardTransport::Named(const absl::Status& status) const {
   if (!absl::IsCancelled(status)) return Annotate(ExplainTlsFailure(status, tls_), name_);

@@ -28,6 +28,8 @@ class ShardTransport {
                                                               absl::Duration peer_timeout);
   // For calls over the same connection to a worker at the same address, which errors name as this member.
   std::unique_ptr<ShardTransport> As(const v1::Member& member) const;
+  // Its connection broke, and the last attempt to connect again failed.
+  bool broken() const;
 
   absl::StatusOr<v1::StepReply> Step(const v1::StepRequest& request, absl::Duration timeout);
   absl::StatusOr<v1::DeclareBucketReply> DeclareBucket(const v1::DeclareBucketRequest& request, absl::Duration timeout);
