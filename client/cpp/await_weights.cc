@@ -1,5 +1,7 @@
 #include "client/cpp/await_weights.h"
 
+#include <optional>
+
 #include "absl/strings/str_cat.h"
 #include "client/cpp/next_incarnation.h"
 #include "core/base/clock.h"
@@ -12,24 +14,9 @@ absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duratio
   while (true) {
     const absl::Duration limit = timeout > absl::ZeroDuration() ? TimeOfCall(deadline, job.options().call_timeout)
                                                                 : job.options().opening_call();
-    const auto ask = [&] { return job.worker(rank).GetStatus(limit); };
-    const bool retained = job.members()[rank.value()].kept();
-    ASSIGN_OR_RETURN(const v1::GetStatusReply status, CallAgain(job, rank, job.peer_timeout(), ask));
-    bool held = retained;  // its next incarnation may not have the job yet
-    for (const v1::GetStatusReply::Job& entry : status.jobs()) {
-      if (entry.name() != job.spec().name) continue;
-      held = true;
-      if (entry.epoch() != job.epoch().value()) {
-        return absl::AbortedError(absl::StrCat("epoch ", job.epoch().value(), " of job ", entry.name(),
-                                               " is over; now ", entry.epoch(), ": open the job again"));
-      }
-      if (!entry.error().empty()) return absl::UnavailableError(entry.error());
-      if (entry.committed_step() >= 0) return Step(entry.committed_step());
-    }
-    if (!held) {
-      return absl::UnavailableError(absl::StrCat("worker ", job.members()[rank.value()].worker(), " does not hold job ",
-                                                 job.spec().name, " any more; open the job again"));
-    }
+    ASSIGN_OR_RETURN(const std::optional<v1::GetStatusReply::Job> status, job.StatusAt(rank, limit));
+    if (status.has_value() && status->committed_step() >= 0) return Step(status->committed_step());
+    RETURN_IF_ERROR(job.CheckNotOver());  // a worker that was left out may have the job as it was
     if (MonotonicNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("job ", job.spec().name, " got no initial weights within ",
                                                       absl::FormatDuration(timeout),

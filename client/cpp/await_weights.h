@@ -7,7 +7,8 @@
 
 namespace shardmesh {
 
-// The committed step, at least 0. DeadlineExceeded: no weights yet. Unavailable: the worker is gone, or the job failed.
+// The committed step, at least 0.
+//   DeadlineExceeded: no weights yet. Errors of Job::StatusAt and Job::CheckNotOver: that worker will not have them.
 absl::StatusOr<Step> AwaitCommittedStep(const Job& job, Rank rank, absl::Duration timeout);
 
 }  // namespace shardmesh

@@ -369,6 +369,40 @@ bool Job::IsOver() const {
   return over_.load();
 }
 
+absl::Status Job::CheckNotOver() const {
+  if (!IsOver()) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat("epoch ", epoch_.value(), " of job ", spec_.name,
+                                         " is over, as the coordinator says: open the job again"));
+}
+
+absl::StatusOr<std::optional<v1::GetStatusReply::Job>> Job::StatusAt(Rank rank, absl::Duration limit) const {
+  const auto ask = [&] { return worker(rank).GetStatus(limit); };
+  ASSIGN_OR_RETURN(const v1::GetStatusReply status, CallAgain(*this, rank, peer_timeout_, ask));
+  for (const v1::GetStatusReply::Job& entry : status.jobs()) {
+    if (entry.name() != spec_.name) continue;
+    if (entry.epoch() != epoch_.value()) {
+      return absl::AbortedError(absl::StrCat("epoch ", epoch_.value(), " of job ", spec_.name, " is over; now ",
+                                             entry.epoch(), ": open the job again"));
+    }
+    if (!entry.error().empty()) return absl::UnavailableError(entry.error());
+    return std::make_optional(entry);
+  }
+  if (MayComeBack(rank)) return std::optional<v1::GetStatusReply::Job>();
+  return absl::UnavailableError(absl::StrCat("worker ", members_[rank.value()].worker(), " does not hold job ",
+                                             spec_.name, " any more; open the job again"));
+}
+
+// Each host's first worker knows its own.
+absl::StatusOr<int> Job::CountTrainers(absl::Duration limit) const {
+  int trainers = 0;
+  for (int rank = 0; rank < plan_.num_ranks(); ++rank) {
+    ASSIGN_OR_RETURN(const std::optional<v1::GetStatusReply::Job> status, StatusAt(Rank(rank), limit));
+    if (status.has_value()) trainers += status->trainers_size();
+  }
+  RETURN_IF_ERROR(CheckNotOver());
+  return trainers;
+}
+
 Rank Job::reading_rank() const {
   for (int rank = plan_.num_ranks() - 1; rank > 0; --rank) {
     if (members_[rank].alive()) return Rank(rank);

@@ -181,6 +181,16 @@ class Job : public std::enable_shared_from_this<Job> {
   // back, and the coordinator does not say that this epoch is over. It is asked now and then; no answer is no news.
   // Thread-safe.
   bool MayComeBack(Rank rank) const;
+  // For whoever waits for something at a member, which may have been left out of the job while its process runs on.
+  //   Aborted: the coordinator says that this epoch is over. It is asked now and then; no answer is no news.
+  absl::Status CheckNotOver() const;
+  // What the worker at `rank` says of the job at this epoch. nullopt: it is a next incarnation that does not have the
+  // job yet. A call takes at most `limit`, and is repeated as CallAgain does.
+  //   Aborted: the worker has the job at another epoch. Unavailable: the worker is gone, or was left out of the job; or
+  //   the job failed.
+  absl::StatusOr<std::optional<v1::GetStatusReply::Job>> StatusAt(Rank rank, absl::Duration limit) const;
+  // How many trainers pull slots of the job now, on all its hosts. Errors of StatusAt and CheckNotOver.
+  absl::StatusOr<int> CountTrainers(absl::Duration limit) const;
 
   // The transport of the worker at `rank`. REQUIRES: a rank of the plan.
   ShardTransport& worker(Rank rank) const { return *workers_[rank.value()]; }

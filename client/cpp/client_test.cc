@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "client/cpp/transport/fake_coordinator.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "core/mesh/mesh_spec.h"
@@ -21,25 +22,6 @@ using Code = absl::StatusCode;
 
 constexpr absl::Duration kLong = absl::Seconds(20);
 constexpr absl::Duration kShort = absl::Milliseconds(50);
-
-class FakeCoordinator : public CoordinatorTransport {
- public:
-#define SHARDMESH_FAKE(name, Request, Reply) \
-  MOCK_METHOD(absl::StatusOr<v1::Reply>, name, (const v1::Request&, absl::Duration), (override))
-  SHARDMESH_FAKE(CreateJob, CreateJobRequest, CreateJobReply);
-  SHARDMESH_FAKE(DescribeJob, DescribeJobRequest, JobDescription);
-  SHARDMESH_FAKE(ListJobs, ListJobsRequest, ListJobsReply);
-  SHARDMESH_FAKE(DeleteJob, DeleteJobRequest, DeleteJobReply);
-  SHARDMESH_FAKE(ReshardJob, ReshardJobRequest, JobDescription);
-  SHARDMESH_FAKE(RecordCheckpoint, RecordCheckpointRequest, RecordCheckpointReply);
-  SHARDMESH_FAKE(ResolveNames, ResolveNamesRequest, ResolveNamesReply);
-  SHARDMESH_FAKE(GetPlan, GetPlanRequest, GetPlanReply);
-  SHARDMESH_FAKE(ListVersions, ListVersionsRequest, ListVersionsReply);
-  SHARDMESH_FAKE(Join, JoinRequest, JoinReply);
-  SHARDMESH_FAKE(Heartbeat, HeartbeatRequest, HeartbeatReply);
-  SHARDMESH_FAKE(Leave, LeaveRequest, LeaveReply);
-#undef SHARDMESH_FAKE
-};
 
 // A job of two workers in this state.
 v1::JobDescription Described(v1::JobState state) {

@@ -37,19 +37,8 @@ py::tuple Versions(const BoundJob& job) {
                         reply.epoch());
 }
 
-// How many trainers pull slots of the job now, on all its hosts: each host's first worker knows its own.
 int Trainers(const BoundJob& job, double timeout) {
-  const auto count = [held = job.job, limit = absl::Seconds(timeout)]() -> absl::StatusOr<int> {
-    int trainers = 0;
-    for (int rank = 0; rank < held->plan().num_ranks(); ++rank) {
-      ASSIGN_OR_RETURN(const v1::GetStatusReply status, held->worker(Rank(rank)).GetStatus(limit));
-      for (const v1::GetStatusReply::Job& one : status.jobs()) {
-        if (one.name() == held->spec().name) trainers += one.trainers_size();
-      }
-    }
-    return trainers;
-  };
-  return OrThrow(Await<int>(count));
+  return OrThrow(Await<int>([held = job.job, limit = absl::Seconds(timeout)] { return held->CountTrainers(limit); }));
 }
 
 // (step, digest).

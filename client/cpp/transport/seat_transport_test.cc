@@ -7,6 +7,7 @@
 
 #include "client/cpp/client.h"
 #include "client/cpp/pulling_session.h"
+#include "client/cpp/transport/fake_coordinator.h"
 #include "core/base/matchers.h"
 #include "core/mesh/mesh_spec.h"
 #include "proto/convert.h"
@@ -22,25 +23,6 @@ using ::testing::Return;
 using Code = absl::StatusCode;
 
 constexpr absl::Duration kLong = absl::Seconds(20);
-
-class FakeCoordinator : public CoordinatorTransport {
- public:
-#define SHARDMESH_FAKE(name, Request, Reply) \
-  MOCK_METHOD(absl::StatusOr<v1::Reply>, name, (const v1::Request&, absl::Duration), (override))
-  SHARDMESH_FAKE(CreateJob, CreateJobRequest, CreateJobReply);
-  SHARDMESH_FAKE(DescribeJob, DescribeJobRequest, JobDescription);
-  SHARDMESH_FAKE(ListJobs, ListJobsRequest, ListJobsReply);
-  SHARDMESH_FAKE(DeleteJob, DeleteJobRequest, DeleteJobReply);
-  SHARDMESH_FAKE(ReshardJob, ReshardJobRequest, JobDescription);
-  SHARDMESH_FAKE(RecordCheckpoint, RecordCheckpointRequest, RecordCheckpointReply);
-  SHARDMESH_FAKE(ResolveNames, ResolveNamesRequest, ResolveNamesReply);
-  SHARDMESH_FAKE(GetPlan, GetPlanRequest, GetPlanReply);
-  SHARDMESH_FAKE(ListVersions, ListVersionsRequest, ListVersionsReply);
-  SHARDMESH_FAKE(Join, JoinRequest, JoinReply);
-  SHARDMESH_FAKE(Heartbeat, HeartbeatRequest, HeartbeatReply);
-  SHARDMESH_FAKE(Leave, LeaveRequest, LeaveReply);
-#undef SHARDMESH_FAKE
-};
 
 // Its service answers each call with UNIMPLEMENTED, as gRPC does for those that a worker does not know.
 class OlderWorker : public ::testing::Test {

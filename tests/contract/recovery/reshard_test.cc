@@ -8,10 +8,13 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/pulling_session.h"
+#include "client/cpp/session.h"
 #include "client/cpp/version_reader.h"
 #include "core/base/clock.h"
 #include "core/base/matchers.h"
@@ -30,6 +33,7 @@ using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Learnt;
 using ::testing::AllOf;
 using ::testing::AnyOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
@@ -345,6 +349,67 @@ TEST_F(Reshard, TheCoordinatorDies_WhileItMoves) {
   ASSERT_NO_FATAL_FAILURE(Train(3));
   ASSERT_NO_FATAL_FAILURE(ExpectLearnt("fsdp=4"));
 }
+
+struct Waits {
+  bool pulled, attached;
+};
+class ReshardWaits : public Reshard, public ::testing::WithParamInterface<Waits> {
+ protected:
+  // Opens a session; what is returned waits there for weights. If slots are assigned, it is of this one. Whether they are
+  // or not, three sessions are at three ranks.
+  absl::StatusOr<std::function<absl::Status()>> WaitOf(int slot) const {
+    if (GetParam().pulled) {
+      ASSIGN_OR_RETURN(std::shared_ptr<PullingSession> session,
+                       GetParam().attached ? job_->AttachPulling() : job_->ConnectPulling());
+      return [session] { return session->AwaitWeights(kLong); };
+    }
+    ASSIGN_OR_RETURN(std::shared_ptr<Session> session,
+                     GetParam().attached ? job_->Attach({Slot(slot)}) : job_->Connect({Slot(slot)}));
+    return [session] { return session->AwaitWeights(kLong); };
+  }
+  // Until a worker of job_ answers that it has no job.
+  void AwaitOneWithoutTheJob() const {
+    const absl::Time deadline = MonotonicNow() + kLong;
+    for (int rank = 0; MonotonicNow() < deadline; rank = (rank + 1) % job_->plan().num_ranks()) {
+      ASSERT_OK_AND_ASSIGN(const v1::GetStatusReply status, job_->worker(Rank(rank)).GetStatus(kLong));
+      if (status.jobs().empty()) return;
+      testing::Pause(absl::Milliseconds(2));
+    }
+    ADD_FAILURE() << "all workers still have the job";
+  }
+};
+
+// The node would start the worker again if it were gone. It is not gone: it answers, but is not in the job any more.
+TEST_P(ReshardWaits, ASessionAtAWorkerThatIsLeftOut_LearnsThatTheEpochIsOver) {
+  ASSERT_NO_FATAL_FAILURE(Start(3, "", {.retained = true}));
+  JobSpec spec = testing::OddJob("job", "fsdp=3", 3);
+  if (GetParam().pulled) {
+    spec.slot_mode = SlotMode::kPulled;
+    spec.num_trainers = 3;
+  }
+  ASSERT_NO_FATAL_FAILURE(Create(spec));
+  std::vector<std::function<absl::Status()>> waits(3);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK_AND_ASSIGN(waits[i], WaitOf(i));
+  }
+  ASSERT_OK_AND_ASSIGN(const int trainers, job_->CountTrainers(kLong));
+  EXPECT_EQ(trainers, GetParam().pulled ? 3 : 0);
+  ASSERT_OK(To("fsdp=2"));
+  ASSERT_NO_FATAL_FAILURE(AwaitOneWithoutTheJob());
+  const auto is_over = AnyOf(StatusIs(Code::kAborted, HasSubstr("open the job again")),
+                             StatusIs(Code::kUnavailable, HasSubstr("open the job again")));
+  const absl::Time begin = MonotonicNow();
+  for (const std::function<absl::Status()>& wait : waits) EXPECT_THAT(wait(), is_over);
+  EXPECT_LT(MonotonicNow() - begin, absl::Seconds(6));  // three heartbeat time-outs; each wait may take kLong
+  EXPECT_THAT(job_->CountTrainers(kLong).status(), is_over);
+  waits.clear();
+  ASSERT_NO_FATAL_FAILURE(Train(2));
+  ASSERT_NO_FATAL_FAILURE(ExpectLearnt("fsdp=2"));
+}
+
+INSTANTIATE_TEST_SUITE_P(, ReshardWaits,
+                         ::testing::Values(Waits{false, false}, Waits{false, true}, Waits{true, false},
+                                           Waits{true, true}));
 
 // It is the mesh that it was brought to that comes back, when there are workers enough.
 TEST_F(Reshard, AfterALoss_ItKeepsTheMeshThatItWasBroughtTo) {
