@@ -55,6 +55,14 @@ class RelayedHeartbeats : public ::testing::Test {
   std::string NodeLog() const { return testing::ReadFile(cluster_->folder().File("node.log")); }
   int NotRelayed() const { return Count(NodeLog(), "event=heartbeats_not_relayed"); }
   int RelayedAgain() const { return Count(NodeLog(), "event=heartbeats_relayed_again"); }
+  // A coordinator that waits for its disk answers late, so workers may have called it themselves for that and nothing else.
+  void ExpectOneCall() {
+    ASSERT_NO_FATAL_FAILURE(TrainUntil([&] { return RelayedAgain() == NotRelayed(); }));
+    EXPECT_EQ(NotRelayed(), Count(NodeLog(), "error=\"DEADLINE_EXCEEDED: coordinator Heartbeat at unix:"));
+    EXPECT_LE(Count(CoordinatorLog(), "event=host_heartbeats_begin"),
+              1 + Count(NodeLog(), "event=relays_no_heartbeats error=\"DEADLINE_EXCEEDED"));
+    ExpectNobodyLost();
+  }
   void ExpectNobodyLost() const { EXPECT_EQ(Count(CoordinatorLog(), "event=worker_dead"), 0); }
 
   std::unique_ptr<Cluster> cluster_;
@@ -63,12 +71,7 @@ class RelayedHeartbeats : public ::testing::Test {
   std::unique_ptr<Session> session_;
 };
 
-TEST_F(RelayedHeartbeats, TheyComeInOneCall) {
-  ASSERT_NO_FATAL_FAILURE(TrainUntil([] { return true; }));
-  EXPECT_EQ(Count(CoordinatorLog(), "event=host_heartbeats_begin"), 1);
-  EXPECT_EQ(NotRelayed(), 0);
-  ExpectNobodyLost();
-}
+TEST_F(RelayedHeartbeats, TheyComeInOneCall) { ExpectOneCall(); }
 
 // Nothing is new for several time-outs: most messages are a word, and half of them get no reply.
 TEST_F(RelayedHeartbeats, AHostAtRest_IsHeard_AndHearsOfAnotherJob) {
@@ -78,10 +81,7 @@ TEST_F(RelayedHeartbeats, AHostAtRest_IsHeard_AndHearsOfAnotherJob) {
   }
   ASSERT_OK_AND_ASSIGN(const auto other, client_->CreateJob(testing::OddJob("other", "fsdp=3", 1)));
   ASSERT_OK(testing::Initialize(*other));
-  ASSERT_NO_FATAL_FAILURE(TrainUntil([] { return true; }));
-  EXPECT_EQ(Count(CoordinatorLog(), "event=host_heartbeats_begin"), 1);
-  EXPECT_EQ(NotRelayed(), 0);
-  ExpectNobodyLost();
+  ExpectOneCall();
 }
 
 TEST_F(RelayedHeartbeats, TheNodeIsKilled_AndComesBack) {
