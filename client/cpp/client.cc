@@ -365,12 +365,15 @@ bool Job::IsOver() const {
   v1::ListVersionsRequest request;
   request.set_job(spec_.name);
   const absl::StatusOr<v1::ListVersionsReply> now = coordinator_->ListVersions(request, between / 2);
-  if (absl::IsNotFound(now.status()) || (now.ok() && now->epoch() != epoch_.value())) over_.store(true);
-  return over_.load();
+  if (now.ok() && now->epoch() > epoch_.value()) over_.store(true);
+  return over_.load() || absl::IsNotFound(now.status());
 }
 
+// A coordinator that was started with another state file knows no such job, or an older epoch: that is no reason to leave
+// a member that trains. If the job was deleted, its members say so.
 absl::Status Job::CheckNotOver() const {
-  if (!IsOver()) return absl::OkStatus();
+  IsOver();
+  if (!over_.load()) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("epoch ", epoch_.value(), " of job ", spec_.name,
                                          " is over, as the coordinator says: open the job again"));
 }

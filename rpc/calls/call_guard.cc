@@ -51,7 +51,7 @@ void CallGuard::Ended(const void* call) {
 
 bool CallGuard::HasCall(const std::string& connection) const {
   MutexLock lock(mu_);
-  return open_by_connection_.count(connection) > 0;
+  return open_by_connection_.count(connection) > 0 || ended_.count(connection) > 0;
 }
 
 std::unordered_set<std::string> CallGuard::TakeEnded() {

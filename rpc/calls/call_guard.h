@@ -32,7 +32,7 @@ class CallGuard {
   void Started(const void* call, absl::string_view connection) ABSL_LOCKS_EXCLUDED(mu_);
   void Ended(const void* call) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Whether that connection has a call open.
+  // Whether that connection has a call open, or had one since the last TakeEnded.
   bool HasCall(const std::string& connection) const ABSL_LOCKS_EXCLUDED(mu_);
   // The connections, by name, whose last open call has ended since the last call of this. They may have one again.
   std::unordered_set<std::string> TakeEnded() ABSL_LOCKS_EXCLUDED(mu_);

@@ -234,6 +234,9 @@ class Coordinator {
   // The worker sends the same heartbeat again. False, and nothing happens: the whole of it has to be given, since a job has
   // changed, or another heartbeat of that worker came since, or it counts as silent or gone.
   bool HearAgain(const Heard& last, absl::Time now);
+  // The same, of a worker that gets no answer: whatever it would be told, it is there. No effect if it counts as silent or
+  // gone, or another heartbeat of it came since.
+  void HearThatItIsThere(const std::string& name, const Heard& last, absl::Time now);
 
   // What a worker keeps of jobs with copies=2, in whatever jobs it is now; before its heartbeat. No effect where that is
   // refused.
@@ -356,6 +359,7 @@ class Coordinator {
   static Assignment StagedAt(const Place& place);
 
   // coordinator_membership.cc
+  bool IsAsAt(const Worker& worker, const Heard& last, absl::Time now) const;
   bool IsSilent(const Worker& worker, absl::Time now) const;
   void Hear(Worker& worker, absl::Time now);
   void TakeTraits(Worker& worker, const WorkerTraits& traits);

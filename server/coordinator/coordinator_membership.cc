@@ -270,12 +270,20 @@ std::optional<Coordinator::Heard> Coordinator::MayRepeat(const std::string& name
 }
 
 bool Coordinator::HearAgain(const Heard& last, absl::Time now) {
-  if (last.worker == nullptr || last.changes != state_.changes) return false;
-  Worker& worker = *last.worker;
-  if (worker.record.identity.incarnation != last.incarnation || worker.heard != last.number) return false;
-  if (worker.record.state != WorkerState::kAlive || worker.doubted || IsSilent(worker, now)) return false;
-  worker.last_heartbeat = now;
+  if (last.worker == nullptr || last.changes != state_.changes || !IsAsAt(*last.worker, last, now)) return false;
+  last.worker->last_heartbeat = now;
   return true;
+}
+
+void Coordinator::HearThatItIsThere(const std::string& name, const Heard& last, absl::Time now) {
+  Worker* const worker = FindWorker(name);
+  if (worker != nullptr && IsAsAt(*worker, last, now)) worker->last_heartbeat = now;
+}
+
+// No other heartbeat of it came since, and it counts as alive.
+bool Coordinator::IsAsAt(const Worker& worker, const Heard& last, absl::Time now) const {
+  return worker.record.identity.incarnation == last.incarnation && worker.heard == last.number &&
+         worker.record.state == WorkerState::kAlive && !worker.doubted && !IsSilent(worker, now);
 }
 
 absl::Status Coordinator::Leave(const std::string& name, int64_t incarnation, absl::Time now,

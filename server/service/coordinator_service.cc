@@ -356,6 +356,9 @@ absl::Status CheckAgain(const v1::HostHeartbeats& request, const KnownHost& host
   if (request.quiet() && !host.allows_quiet) {
     return absl::InvalidArgumentError("a message is `quiet`, but the last reply has no `allows_quiet`");
   }
+  if (request.quiet() && host.was_quiet) {
+    return absl::InvalidArgumentError("two messages in a row are `quiet`; every second one may be");
+  }
   return absl::OkStatus();
 }
 
@@ -375,11 +378,13 @@ absl::StatusOr<bool> CoordinatorService::Heartbeats(const v1::HostHeartbeats& re
     if (request.quiet()) return absl::InvalidArgumentError("a message is `quiet` and not `again`");
     RETURN_IF_ERROR(CheckPlaces(request));
     host.last.clear();
+    host.was_quiet = false;
     for (const v1::HostHeartbeats::Worker& worker : request.workers()) host.last.push_back(worker.place());
     HearEach(request, host, replies);
   } else {
     RETURN_IF_ERROR(CheckAgain(request, host));
-    const bool same = HearAgain(host);
+    const bool same = HearAgain(host, request.quiet());
+    host.was_quiet = request.quiet();
     if (request.quiet()) return false;
     replies.set_same(same);
     if (!same) {
@@ -394,10 +399,15 @@ absl::StatusOr<bool> CoordinatorService::Heartbeats(const v1::HostHeartbeats& re
 }
 
 // Whether each of `host.last` is heard so.
-bool CoordinatorService::HearAgain(const KnownHost& host) {
+bool CoordinatorService::HearAgain(const KnownHost& host, bool quiet) {
   return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
     bool all = true;
-    for (const int place : host.last) all = coordinator.HearAgain(host.heartbeats.at(place).heard, now) && all;
+    for (const int place : host.last) {
+      const KnownHeartbeat& known = host.heartbeats.at(place);
+      const bool same = coordinator.HearAgain(known.heard, now);
+      if (!same && quiet) coordinator.HearThatItIsThere(known.request.name(), known.heard, now);
+      all = all && same;
+    }
     return all;
   });
 }

@@ -46,6 +46,7 @@ struct KnownHost {
   std::vector<int> last;                     // places of the last message that named some
   bool takes_again = false;                  // what the last reply said; then each of `last` is in `heartbeats`
   bool allows_quiet = false;
+  bool was_quiet = false;  // the last message
 };
 
 class CoordinatorService final : public v1::Coordinator::CallbackService {
@@ -93,7 +94,7 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
   // Calls fn(coordinator, now) under the lock, then logs what happened without it.
   template <typename Fn>
   auto Locked(Fn fn) ABSL_LOCKS_EXCLUDED(mu_);
-  bool HearAgain(const KnownHost& host) ABSL_LOCKS_EXCLUDED(mu_);
+  bool HearAgain(const KnownHost& host, bool quiet) ABSL_LOCKS_EXCLUDED(mu_);
   void HearEach(const v1::HostHeartbeats& request, KnownHost& host, v1::HostHeartbeatReplies& replies)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Coordinator::CreateJob, of a job that is new where there is room for it.

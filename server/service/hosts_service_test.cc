@@ -229,6 +229,12 @@ TEST_F(HostsServiceTest, AgainOrQuiet_WhereItMayNotBe_EndsTheCall) {
   stream_->Write(Again(/*quiet=*/true));
   EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("the last reply has no `allows_quiet`")));
   Begin();
+  Create(SmallSpec("j", 1));
+  const v1::HeartbeatRequest ready = Heartbeat("a", Exchange(0, &a).reply());
+  for (int i = 0; i < 2; ++i) Exchange(0, &ready);
+  for (int i = 0; i < 2; ++i) stream_->Write(Again(/*quiet=*/true));
+  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("two messages in a row are `quiet`")));
+  Begin();
   Exchange(0, &a);
   v1::HostHeartbeats message = Again();
   message.add_workers();

@@ -72,19 +72,26 @@ absl::Status CheckAnswers(const v1::Peer& meant, const std::string& job, ShardTr
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ShardTransport>> PeerLinks::LinkTo(const v1::Peer& peer) {
+// One that cannot be dialed, as while certificates are being replaced, leaves the connection as it was.
+absl::StatusOr<std::unique_ptr<ShardTransport>> PeerLinks::ConnectionTo(const v1::Peer& peer, Connection Link::*which) {
   const v1::Member member = MemberOf(peer);
-  MutexLock lock(mu_);
-  const auto link = links_.find(peer.address());
   const absl::Time now = MonotonicNow();
-  if (link != links_.end() && (now < link->second.dialed + kDialAgain || !link->second.transport->broken())) {
-    return link->second.transport->As(member);
+  {
+    MutexLock lock(mu_);
+    const auto link = links_.find(peer.address());
+    if (link != links_.end()) {
+      Connection& there = link->second.*which;
+      const bool again = there.transport != nullptr && now >= there.dialed + kDialAgain && there.transport->broken();
+      if (there.transport != nullptr && !again) return there.transport->As(member);
+      there.dialed = now;  // others go on with what is there
+    }
   }
-  ASSIGN_OR_RETURN(auto dialed, ShardTransport::Dial(member, tls_, kSilence));  // connects with the first call
-  Link& made = links_[peer.address()];
-  made.transport = std::move(dialed);
-  made.dialed = now;
-  return made.transport->As(member);
+  auto dialed = ShardTransport::Dial(member, tls_, kSilence);  // connects with the first call
+  MutexLock lock(mu_);
+  Connection& there = links_[peer.address()].*which;
+  if (!dialed.ok() && there.transport == nullptr) return dialed.status();
+  if (dialed.ok()) there = {*std::move(dialed), now};
+  return there.transport->As(member);
 }
 
 // Once for each that answers: callers ask again and again.
@@ -100,10 +107,10 @@ void PeerLinks::Log(const v1::Peer& peer, const absl::Status& other) {
 }
 
 template <class Reply>
-absl::StatusOr<Reply> PeerLinks::OnlyOf(const v1::Peer& peer, const std::string& job, ShardTransport& link,
-                                        absl::StatusOr<Reply> reply) {
+absl::StatusOr<Reply> PeerLinks::OnlyOf(const v1::Peer& peer, const std::string& job, absl::StatusOr<Reply> reply) {
   if (!MayBeAStrangersWord(reply.status().code())) return reply;
-  const absl::Status answers = CheckAnswers(peer, job, link, reply.status());
+  ASSIGN_OR_RETURN(const auto link, ConnectionTo(peer, &Link::calls));
+  const absl::Status answers = CheckAnswers(peer, job, *link, reply.status());
   if (answers.ok()) return reply;
   Log(peer, answers);
   return answers;
@@ -111,20 +118,20 @@ absl::StatusOr<Reply> PeerLinks::OnlyOf(const v1::Peer& peer, const std::string&
 
 absl::StatusOr<v1::MeetReply> PeerLinks::Meet(const v1::Peer& lead, const v1::MeetRequest& request,
                                               absl::Duration timeout) {
-  ASSIGN_OR_RETURN(const auto link, LinkTo(lead));
-  return OnlyOf(lead, request.job(), *link, link->Meet(request, timeout));
+  ASSIGN_OR_RETURN(const auto link, ConnectionTo(lead, &Link::calls));
+  return OnlyOf(lead, request.job(), link->Meet(request, timeout));
 }
 
 absl::StatusOr<v1::TransferHeader> PeerLinks::Transfer(const v1::Peer& from, const v1::TransferRequest& request,
                                                        const TransferSink& sink, absl::Duration timeout) {
-  ASSIGN_OR_RETURN(const auto link, LinkTo(from));
-  return OnlyOf(from, request.job(), *link, link->Transfer(request, sink.begin, sink.data, timeout));
+  ASSIGN_OR_RETURN(const auto link, ConnectionTo(from, &Link::transfers));
+  return OnlyOf(from, request.job(), link->Transfer(request, sink.begin, sink.data, timeout));
 }
 
 absl::StatusOr<v1::FileProgress> PeerLinks::Copy(const v1::Peer& to, const v1::CopyRequest& request,
                                                  const ReportProgress& told, absl::Duration timeout) {
-  ASSIGN_OR_RETURN(const auto link, LinkTo(to));
-  return OnlyOf(to, request.job(), *link, link->Copy(request, told, timeout));
+  ASSIGN_OR_RETURN(const auto link, ConnectionTo(to, &Link::calls));
+  return OnlyOf(to, request.job(), link->Copy(request, told, timeout));
 }
 
 void PeerLinks::DropAllBut(const std::set<std::string>& addresses) {

@@ -1,9 +1,9 @@
-// PeerLinks: how a worker calls other workers, the members of its jobs. All calls to one address share one connection.
-// It stays open between calls, so that none waits for another TLS handshake, and a network that loses packets has one
-// connection to bring back, not one of each kind of call.
+// PeerLinks: how a worker calls other workers, the members of its jobs. To each address it has two connections, one for
+// small calls and one for transfers of shards. They stay open between calls, so that none waits for another TLS handshake,
+// and a network that loses packets has few connections to bring back.
 //
-// A transfer of shards shares the connection with small calls. HTTP/2 takes their messages in turns, and the windows of
-// flow control are of each call, so a small call waits for what is on the way and not for the end of the transfer.
+// Transfers have one of their own, because a small call would wait behind what is under way: on a link of 1 MB/s, for one
+// to two seconds, where its caller waits for two at most.
 //
 // An address may outlast its worker: a worker of another job or cluster may get the port of one that ended. Its word is
 // not that of the worker that was meant. If a call ends with an error that the caller would believe, PeerLinks asks the
@@ -51,17 +51,20 @@ class PeerLinks {
   void DropAllBut(const std::set<std::string>& addresses);
 
  private:
-  struct Link {
+  struct Connection {
     std::unique_ptr<const ShardTransport> transport;
     absl::Time dialed;
+  };
+  struct Link {
+    Connection calls, transfers;
     std::string logged;  // of who answers there instead
   };
 
-  absl::StatusOr<std::unique_ptr<ShardTransport>> LinkTo(const v1::Peer& peer);
+  // Over which of a Link's connections.
+  absl::StatusOr<std::unique_ptr<ShardTransport>> ConnectionTo(const v1::Peer& peer, Connection Link::*which);
   // What `peer` was asked about `job`, if the answer is its own.
   template <class Reply>
-  absl::StatusOr<Reply> OnlyOf(const v1::Peer& peer, const std::string& job, ShardTransport& link,
-                               absl::StatusOr<Reply> reply);
+  absl::StatusOr<Reply> OnlyOf(const v1::Peer& peer, const std::string& job, absl::StatusOr<Reply> reply);
   void Log(const v1::Peer& peer, const absl::Status& other);
 
   const TlsOptions tls_;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <set>
@@ -167,12 +168,14 @@ class PeerLinksTest : public ::testing::Test {
   PeerLinks links_{TlsOptions()};
 };
 
-TEST_F(PeerLinksTest, AllCallsToAnAddress_AlsoAtTheSameTime_ComeOverOneConnection) {
+TEST_F(PeerLinksTest, CallsToAnAddress_AlsoAtTheSameTime_ShareAConnection_AndTransfersAnother) {
   const Served served, other;
   EXPECT_OK(Meet(served.PeerAs(0)));
+  EXPECT_OK(Copy(served.PeerAs(2), [&] { return Meet(served.PeerAs(3)); }));
+  EXPECT_EQ(served.worker.callers().size(), 1);
   EXPECT_OK(Transfer(served.PeerAs(1)));
   EXPECT_OK(Copy(served.PeerAs(2), [&] { return Transfer(served.PeerAs(3)); }));
-  EXPECT_EQ(served.worker.callers().size(), 1);
+  EXPECT_EQ(served.worker.callers().size(), 2) << "a small call does not wait behind a transfer";
   EXPECT_TRUE(other.worker.callers().empty());
   EXPECT_OK(Meet(other.PeerAs(0)));
   EXPECT_EQ(other.worker.callers().size(), 1);
@@ -328,6 +331,10 @@ TEST_F(PeerLinksTest, CertificatesThatAreReplaced_AreRead) {
   peer.set_address(server->address());
   const auto meet = [&] { return links.Meet(peer, v1::MeetRequest(), kTime).status(); };
   EXPECT_THAT(meet(), StatusIs(Code::kUnavailable, HasSubstr("certificate")));
+  std::filesystem::remove(mine.key_file);
+  for (const absl::Time until = MonotonicNow() + absl::Milliseconds(1500); MonotonicNow() < until;) {
+    ASSERT_THAT(meet(), StatusIs(Code::kUnavailable, HasSubstr("certificate"))) << "while they are being replaced";
+  }
   right.Issue("mine");
   EXPECT_TRUE(Await([&] { return meet().ok(); }));
 }

@@ -135,6 +135,26 @@ TEST_F(LeftOut, AwaitCommittedStep_WeightsAreThere_AsksTheCoordinatorNothing) {
   EXPECT_EQ(step, Step(7));
 }
 
+// A coordinator that was started with another state file, or an older one, and then with the right one.
+TEST_F(LeftOut, ACoordinatorThatDoesNotKnowTheEpoch_EndsNoWait) {
+  for (const absl::StatusOr<v1::ListVersionsReply>& wrong :
+       {absl::StatusOr<v1::ListVersionsReply>(absl::NotFoundError("no job j")),
+        absl::StatusOr<v1::ListVersionsReply>(AtEpoch(2)),
+        absl::StatusOr<v1::ListVersionsReply>(absl::UnavailableError("down"))}) {
+    const AnsweringWorker worker([](int call) { return Has(3, call < 200 ? -1 : 7); });
+    v1::JobDescription described = Described(worker);
+    described.set_heartbeat_timeout_ms(500);
+    int asked = 0;
+    EXPECT_CALL(*coordinator_, ListVersions(_, _)).WillRepeatedly([&] {
+      return ++asked == 2 ? wrong : absl::StatusOr<v1::ListVersionsReply>(AtEpoch(3));
+    });
+    ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, Open(described));
+    ASSERT_OK_AND_ASSIGN(const Step step, AwaitCommittedStep(*job, Rank(1), kLong));
+    EXPECT_EQ(step.value(), 7);
+    EXPECT_GE(asked, 2);
+  }
+}
+
 TEST_F(LeftOut, CountTrainers_IsOfThisEpoch) {
   std::atomic<int64_t> epoch{3};
   const AnsweringWorker worker([&](int) {

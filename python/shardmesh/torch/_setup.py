@@ -298,7 +298,7 @@ class Started:
             self._await_end()
             self.renew()
             self.session.begin(None)
-        except (errors.Unavailable, errors.NotFound, errors.DeadlineExceeded) as error:
+        except (*OVER, errors.DeadlineExceeded) as error:
             self.others.check_host("the change of weights", error)
             raise
 
