@@ -24,9 +24,10 @@ constexpr absl::Duration kAgain = absl::Milliseconds(200);  // after a round tha
 constexpr absl::Duration kTell = absl::Seconds(10);
 // Of a job that it is in no more: members of a later epoch may read what this worker keeps.
 constexpr absl::Duration kKeepLeft = absl::Minutes(1);
-// A digest copies the shards, and may delay a step: it takes at most this share of the time, but for one in a second.
-constexpr int kShare = 20;
-constexpr absl::Duration kShortestPause = absl::Milliseconds(50), kLongestPause = absl::Seconds(1);
+// A digest copies the shards, and delays a step: it takes at most this share of the time, but for one in a minute.
+constexpr int kShare = 50;
+constexpr absl::Duration kShortestPause = absl::Milliseconds(50), kLongestPause = absl::Minutes(1);
+constexpr absl::Duration kTellAgain = absl::Seconds(1);  // while there is no step
 
 // One call of Shard.Copy at every member, each on a thread of its own.
 class MemberCalls {
@@ -262,6 +263,8 @@ void Worker::RunCopies(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   const absl::Duration timeout = options_.prepare_timeout + TransferTime(StorageBytesOfAll(shard.plan()));
   v1::CopyRequest tell;  // of the newest whole step
   absl::Time next_tell = absl::InfiniteFuture();
+  absl::Duration least =
+      absl::InfiniteDuration();  // of late, that a digest took: others waited for the end of a step, too
   bool failing = false;
   const auto rest = [&](absl::Duration longest) {
     for (const absl::Time until = MonotonicNow() + longest; MonotonicNow() < until && !entry->closing.load();) {
@@ -299,7 +302,7 @@ void Worker::RunCopies(const std::shared_ptr<Entry>& entry, JobShard& shard) {
       rest(kLook);
       if (MonotonicNow() < next_tell || over()) continue;
       // Without a step since: a member whose next incarnation came has lost its copies, and says so.
-      next_tell = MonotonicNow() + kLongestPause;
+      next_tell = MonotonicNow() + kTellAgain;
       if (absl::IsFailedPrecondition(tell_all(tell))) copied = kNoStep;
       continue;
     }
@@ -316,9 +319,10 @@ void Worker::RunCopies(const std::shared_ptr<Entry>& entry, JobShard& shard) {
     if (status.ok() && std::exchange(failing, false)) {
       spdlog::info("event=copies_again job={} epoch={} step={}", request.job(), request.epoch(), copied);
     }
-    next_tell = MonotonicNow() + kLongestPause;
+    next_tell = MonotonicNow() + kTellAgain;
     Changed();  // the coordinator hears of it at once
-    rest(std::clamp(took * kShare, kShortestPause, kLongestPause));
+    least = std::min(took, least * 1.25);
+    rest(std::clamp(least * kShare, kShortestPause, kLongestPause));
   }
 }
 
