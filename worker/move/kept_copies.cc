@@ -1,5 +1,8 @@
 #include "worker/move/kept_copies.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +20,7 @@ namespace {
 
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr absl::Duration kRetry = absl::Milliseconds(5);
+constexpr int kNice = 10;                                     // a tenth of a processor that steps want
 constexpr absl::Duration kAskAgain = absl::Milliseconds(50);  // each time may take a new connection
 
 v1::TransferRequest RequestFor(const v1::Assignment& assignment, int64_t epoch, const std::string& mesh, int rank,
@@ -81,6 +85,7 @@ absl::Status CopyShards(const CopyCall& call) {
     }
   }
   call.copies.Put(call.copies.own(), {copied->step, copied->parity, std::move(room)});
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);  // of this thread, which ends with the call
   ASSIGN_OR_RETURN(const uint64_t digest, TakeOther(call, copied->step));
   v1::FileProgress done;
   done.set_step(copied->step);

@@ -26,7 +26,8 @@ struct CopyCall {
   const std::atomic<bool>& cancelled;
   const ReportProgress& report;
 };
-// Shard.Copy, of a round. Errors as there, and those of `report`.
+// Shard.Copy, of a round. Errors as there, and those of `report`. The calling thread gives way to those that step, and keeps
+// that priority: it is to end with the call.
 absl::Status CopyShards(const CopyCall& call);
 
 struct LoadCall {
