@@ -319,12 +319,12 @@ class Coordinator {
 
   // coordinator_copies.cc
   // Workers whose copies count: those that are heard, or only those of them that no peer says are gone.
-  enum class Keepers { kHeard, kCertain };
+  enum class CopyHolders { kHeard, kCertain };
   // The newest copies of the job that these workers have as a whole, of each shard so many.
-  std::optional<CopiesPlace> FindCopies(const Job& job, absl::Time now, Keepers keepers, size_t times = 1) const;
+  std::optional<CopiesPlace> FindCopies(const Job& job, absl::Time now, CopyHolders holders, size_t times = 1) const;
   // Those of one step, whether they are whole any more or not.
   CopiesPlace CopiesOf(const Job& job, const CheckpointRecord& checkpoint, absl::Time now,
-                       Keepers keepers = Keepers::kHeard) const;
+                       CopyHolders holders = CopyHolders::kHeard) const;
 
   // coordinator_back.cc
   // Where a job goes back to that loses a shard: the newest of its copies and, if it may, its checkpoints. Unset: nowhere.

@@ -62,8 +62,8 @@ absl::Status Coordinator::RecordCheckpoint(const std::string& name, int64_t uid,
 // Copies that turn out to be lost with workers in doubt are passed over, and with them all that are older: so those of
 // workers which are certain to be there come first.
 std::optional<CheckpointRecord> Coordinator::BackOf(const Job& job, absl::Time now) const {
-  std::optional<CopiesPlace> copies = FindCopies(job, now, Keepers::kCertain);
-  if (!copies.has_value()) copies = FindCopies(job, now, Keepers::kHeard);
+  std::optional<CopiesPlace> copies = FindCopies(job, now, CopyHolders::kCertain);
+  if (!copies.has_value()) copies = FindCopies(job, now, CopyHolders::kHeard);
   const std::vector<CheckpointRecord>& checkpoints = job.record.checkpoints;
   const bool may = job.defined->spec().on_loss == OnLoss::kCheckpoint && !checkpoints.empty();
   if (copies.has_value() && (!may || copies->checkpoint.step >= checkpoints.front().step)) return copies->checkpoint;

@@ -72,7 +72,7 @@ void Coordinator::TakeCopies(const std::string& name, int64_t incarnation, absl:
 // by then which is. A peer that says that another is gone may have lost its link alone, so that one counts until it is
 // silent. Members ask it after the others.
 CopiesPlace Coordinator::CopiesOf(const Job& job, const CheckpointRecord& checkpoint, absl::Time now,
-                                  Keepers keepers) const {
+                                  CopyHolders holders) const {
   CopiesPlace place;
   place.checkpoint = checkpoint;
   std::vector<std::pair<WorkerIdentity, int32_t>> doubted;
@@ -82,7 +82,7 @@ CopiesPlace Coordinator::CopiesOf(const Job& job, const CheckpointRecord& checkp
     if (kept.epoch != checkpoint.copied_at || kept.step > checkpoint.step) continue;
     if (worker == state_.workers.end() || worker->second.record.identity.incarnation != said.incarnation) continue;
     if (worker->second.record.state != WorkerState::kAlive || IsSilent(worker->second, now)) continue;
-    if (worker->second.doubted && keepers == Keepers::kCertain) continue;
+    if (worker->second.doubted && holders == CopyHolders::kCertain) continue;
     if (!SameSecret(kept.secret, job.record.secret)) continue;
     place.mesh = kept.mesh;
     place.hosts = kept.hosts;
@@ -93,7 +93,7 @@ CopiesPlace Coordinator::CopiesOf(const Job& job, const CheckpointRecord& checkp
   return place;
 }
 
-std::optional<CopiesPlace> Coordinator::FindCopies(const Job& job, absl::Time now, Keepers keepers,
+std::optional<CopiesPlace> Coordinator::FindCopies(const Job& job, absl::Time now, CopyHolders holders,
                                                    size_t times) const {
   std::set<Key> said;
   for (const auto& [name, told] : job.copies.by_worker) {
@@ -101,7 +101,7 @@ std::optional<CopiesPlace> Coordinator::FindCopies(const Job& job, absl::Time no
   }
   for (auto key = said.rbegin(); key != said.rend(); ++key) {
     const auto& [epoch, step, digest] = *key;
-    CopiesPlace place = CopiesOf(job, {"", step, digest, epoch}, now, keepers);
+    CopiesPlace place = CopiesOf(job, {"", step, digest, epoch}, now, holders);
     if (AreWhole(place, times)) return place;
   }
   return std::nullopt;

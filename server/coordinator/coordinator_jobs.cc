@@ -125,7 +125,7 @@ JobView Coordinator::View(const Job& job, absl::Time now) const {
   view.reshard_error = job.reshard_error;
   view.checkpoints = job.record.checkpoints;
   view.gone_back = job.record.gone_back;
-  const std::optional<CopiesPlace> copies = FindCopies(job, now, Keepers::kCertain, /*times=*/2);
+  const std::optional<CopiesPlace> copies = FindCopies(job, now, CopyHolders::kCertain, /*times=*/2);
   if (copies.has_value()) view.copied = copies->checkpoint;
   const bool keepable = CheckSupportedNow(job, Feature::kRestart).ok();
   for (size_t rank = 0; rank < job.record.members.size(); ++rank) {

@@ -219,6 +219,35 @@ TEST_F(HostsServiceTest, AQuietMessage_CountsAsHeard) {
   EXPECT_TRUE(Exchange(0, nullptr).same()) << "it would have been silent for four seconds, of three";
 }
 
+// It is there, whatever it would be told.
+TEST_F(HostsServiceTest, AQuietMessage_CountsAsHeard_WhenAnotherJobHasChanged) {
+  Join("a");
+  Create(SmallSpec("j", 1));
+  const v1::HeartbeatRequest a = Heartbeat("a");
+  const v1::HeartbeatRequest ready = Heartbeat("a", Exchange(0, &a).reply());
+  for (int i = 0; i < 2; ++i) Exchange(0, &ready);
+  const auto wait = [&] {
+    for (int i = 0; i < 2; ++i) {
+      clock_.Advance(absl::Seconds(1));
+      ASSERT_OK(coordinator_->Tick());
+    }
+  };
+  wait();
+  Create(SmallSpec("k", 1));
+  ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
+  const v1::HeartbeatRequest nobody = Heartbeat("nobody");
+  Exchange(1, &nobody);
+  wait();
+  v1::DescribeJobRequest request;
+  request.set_job("j");
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineIn(absl::Seconds(20)));
+  v1::JobDescription job;
+  ASSERT_TRUE(v1::Coordinator::NewStub(channel_)->DescribeJob(&context, request, &job).ok());
+  EXPECT_EQ(job.state(), v1::JOB_STATE_READY);
+  EXPECT_TRUE(job.members(0).alive()) << "it would have been silent for four seconds, of three";
+}
+
 TEST_F(HostsServiceTest, AgainOrQuiet_WhereItMayNotBe_EndsTheCall) {
   stream_->Write(Again());
   EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("the last reply has no `takes_again`")));

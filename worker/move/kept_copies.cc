@@ -1,8 +1,5 @@
 #include "worker/move/kept_copies.h"
 
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "core/base/clock.h"
+#include "core/base/give_way.h"
 #include "core/base/status.h"
 #include "core/mesh/reform.h"
 
@@ -20,7 +18,7 @@ namespace {
 
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr absl::Duration kRetry = absl::Milliseconds(5);
-constexpr int kNice = 10;                                     // a tenth of a processor that steps want
+constexpr int kNice = 10;                                     // rounds come to an end beside steps, too
 constexpr absl::Duration kAskAgain = absl::Milliseconds(50);  // each time may take a new connection
 
 v1::TransferRequest RequestFor(const v1::Assignment& assignment, int64_t epoch, const std::string& mesh, int rank,
@@ -85,7 +83,7 @@ absl::Status CopyShards(const CopyCall& call) {
     }
   }
   call.copies.Put(call.copies.own(), {copied->step, copied->parity, std::move(room)});
-  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);  // of this thread, which ends with the call
+  GiveWay(kNice);
   ASSIGN_OR_RETURN(const uint64_t digest, TakeOther(call, copied->step));
   v1::FileProgress done;
   done.set_step(copied->step);

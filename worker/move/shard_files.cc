@@ -1,7 +1,6 @@
 #include "worker/move/shard_files.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,6 +21,7 @@
 #include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "core/base/file_error.h"
+#include "core/base/give_way.h"
 #include "core/base/status.h"
 #include "core/base/sync.h"
 #include "core/format/stream_digest.h"
@@ -33,7 +33,7 @@ namespace shardmesh {
 namespace {
 
 constexpr int64_t kReportBytes = 32 << 20, kPieceBytes = 256 << 10;
-constexpr int kNice = 19;                           // a 69th of a processor that others want
+constexpr int kNice = 19;                           // of a thread that ends with its call
 constexpr absl::Duration kIdle = absl::Seconds(2);  // a job that has done nothing for so long does not step
 constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr absl::Duration kRetry = absl::Milliseconds(2);
@@ -313,9 +313,6 @@ absl::StatusOr<StoredFiles> FilesOf(const JobSpec& spec, const Request& request)
   return StoredFiles::Create(spec, buffers);
 }
 
-// Where steps want the processors. Of this thread, which ends with the call; there is no way back.
-void GiveWay() { setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice); }
-
 }  // namespace
 
 absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::SaveRequest& request,
@@ -326,7 +323,7 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
   }
   ASSIGN_OR_RETURN(const UniqueFd folder, folders.OpenToSave(request.folder(), request.secret()));
   RETURN_IF_ERROR(shard.memory().CheckCopyFits());
-  if (shard.run().idle < kIdle) GiveWay();
+  if (shard.run().idle < kIdle) GiveWay(kNice);
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(folder, request.folder(), files, /*write=*/true));
   ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
@@ -348,7 +345,7 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
   RETURN_IF_ERROR(MoveAll(PiecesIn(files, snapshot->storage(), copied.parity), cancelled, begin_and_report, progress,
                           [&](const FilePiece& piece) -> absl::Status {
                             if (!gave_way && shard.protocol().decided() != decided) {
-                              GiveWay();
+                              GiveWay(kNice);
                               gave_way = true;
                             }
                             digest += DigestOf(piece, piece.data);

@@ -263,8 +263,7 @@ void Worker::RunCopies(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   const absl::Duration timeout = options_.prepare_timeout + TransferTime(StorageBytesOfAll(shard.plan()));
   v1::CopyRequest tell;  // of the newest whole step
   absl::Time next_tell = absl::InfiniteFuture();
-  absl::Duration least =
-      absl::InfiniteDuration();  // of late, that a digest took: others waited for the end of a step, too
+  absl::Duration least = absl::InfiniteDuration();  // that a digest took of late; most also waited for a step's end
   bool failing = false;
   const auto rest = [&](absl::Duration longest) {
     for (const absl::Time until = MonotonicNow() + longest; MonotonicNow() < until && !entry->closing.load();) {

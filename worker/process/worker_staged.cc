@@ -1,12 +1,11 @@
 // Worker's part in a job that is brought to another mesh while it trains: what it will have is built beside what it
 // has.
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include <thread>
 #include <utility>
 
 #include "core/base/fault_point.h"
+#include "core/base/give_way.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
 #include "local/memory/futex.h"
@@ -75,7 +74,7 @@ void Worker::KeepLeaving(const v1::Assignment& assignment, const Entries& keep, 
 // In a thread of its own, which gives way to those that step: its priority is not to be had back.
 absl::Status Worker::AwaitCutover(const std::shared_ptr<Entry>& entry, JobShard& shard) {
   const auto take_memory = [&] {
-    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
+    GiveWay(kNice);
     shard.memory().TakeForFirstCommand(options_.prepare_timeout, entry->closing);
     shard.memory().TakeForSteps(entry->closing);
   };
