@@ -4,18 +4,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/local_attachment.h"
 #include "client/cpp/next_incarnation.h"
 #include "client/cpp/session_resume.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
 #include "local/process/host_id.h"
-#include "proto/protocol_version.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr absl::Duration kHandshake = absl::Seconds(10);
 constexpr absl::Duration kLook = absl::Milliseconds(20);  // at the socket, while a step waits: is the worker there?
 constexpr absl::Duration kRetry = absl::Microseconds(100);
 constexpr absl::Duration kFarewell = absl::Milliseconds(200);
@@ -60,37 +59,26 @@ void AttachedChannel::Leave() {
 
 // What the worker says to a new trainer. A worker whose memory is retained may die meanwhile: what it granted is
 // unknown to its next incarnation.
-absl::StatusOr<LocalMessage> AttachedChannel::AskToAttach(const v1::AttachRequest& request, bool& refused) {
-  ASSIGN_OR_RETURN(const v1::AttachReply grant, job_->worker(rank_).Attach(request, job_->options().opening_call()));
-  socket_path_ = grant.socket_path();
-  ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(socket_path_));
-  v1::LocalHello hello;
-  *hello.mutable_protocol() = OwnProtocol();
-  hello.mutable_trainer()->set_token(grant.token());
-  hello.mutable_trainer()->set_needs_all(options_.needs_all);
-  const absl::Duration handshake = std::min(kHandshake, job_->options().opening_call());
-  RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, handshake));
-  ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(handshake));
-  if (!welcome_.ParseFromString(message.bytes))
-    return absl::InternalError("the worker sent a message that is no welcome");
-  const absl::Status said(static_cast<absl::StatusCode>(welcome_.code()), welcome_.message());
+absl::StatusOr<LocalAttachment> AttachedChannel::AskToAttach(const v1::AttachRequest& request, bool& refused) {
+  v1::TrainerHello trainer;
+  trainer.set_needs_all(options_.needs_all);
+  ASSIGN_OR_RETURN(LocalAttachment attached, AttachAtWorker(*job_, rank_, request, trainer));
+  const absl::Status said = attached.said();
   if (absl::IsPermissionDenied(said) && !std::exchange(refused, true)) return absl::UnavailableError(said.message());
-  socket_ = std::make_unique<LocalSocket>(std::move(socket));
-  return message;
+  return attached;
 }
 
 absl::Status AttachedChannel::Greet(const std::vector<Slot>& slots) {
-  ASSIGN_OR_RETURN(const std::string host_id, HostId());
   v1::AttachRequest request;
-  request.set_job(job_->spec().name);
-  request.set_epoch(job_->epoch().value());
-  request.set_host_id(host_id);
   for (Slot slot : slots) request.add_slots(slot.value());
   bool refused = !job_->members()[rank_.value()].kept();
-  ASSIGN_OR_RETURN(LocalMessage message,
+  ASSIGN_OR_RETURN(LocalAttachment attached,
                    CallAgain(*job_, rank_, job_->peer_timeout(), [&] { return AskToAttach(request, refused); }));
-  if (welcome_.code() != 0) return absl::Status(static_cast<absl::StatusCode>(welcome_.code()), welcome_.message());
-  descriptors_ = std::move(message.descriptors);
+  RETURN_IF_ERROR(attached.said());
+  socket_path_ = std::move(attached.socket_path);
+  socket_ = std::make_unique<LocalSocket>(std::move(attached.socket));
+  welcome_ = std::move(attached.welcome);
+  descriptors_ = std::move(attached.descriptors);
   silence_ = absl::Milliseconds(welcome_.heartbeat_timeout_ms());
   retained_ = welcome_.retained();
   for (Slot slot : slots) slots_.push_back(slot.value());
@@ -310,10 +298,7 @@ absl::Status AttachedChannel::CheckProcess() const {
 }
 
 absl::Status AttachedChannel::Gone(const absl::Status& cause) const {
-  const v1::Member& member = job_->members()[rank_.value()];
-  return absl::UnavailableError(absl::StrCat("worker ", member.worker(), " (rank ", member.rank(), ", pid ",
-                                             member.pid(), ") of job ", job_->spec().name,
-                                             " is gone or stopped: ", cause.message()));
+  return GoneOrStopped(*job_, rank_, cause.message());
 }
 
 }  // namespace shardmesh

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/cpp/client.h"
+#include "client/cpp/local_attachment.h"
 #include "core/base/sync.h"
 #include "local/descriptor/fd.h"
 #include "local/memory/mailbox.h"
@@ -66,7 +67,7 @@ class AttachedChannel {
 
   AttachedChannel(std::shared_ptr<Job> job, Rank rank, AttachOptions options)
       : job_(std::move(job)), rank_(rank), options_(options) {}
-  absl::StatusOr<LocalMessage> AskToAttach(const v1::AttachRequest& request, bool& refused);
+  absl::StatusOr<LocalAttachment> AskToAttach(const v1::AttachRequest& request, bool& refused);
   absl::Status Greet(const std::vector<Slot>& slots);
   void Begin(uint64_t id, absl::Time deadline, absl::string_view what, absl::Duration timeout);
   absl::Status Ask(const std::string& request);

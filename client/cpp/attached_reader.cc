@@ -6,18 +6,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/cpp/attached_channel.h"
+#include "client/cpp/local_attachment.h"
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
 #include "local/memory/file_hold.h"
 #include "local/memory/futex.h"
-#include "local/process/host_id.h"
-#include "proto/protocol_version.h"
 
 namespace shardmesh {
 namespace {
 
-constexpr absl::Duration kHandshake = absl::Seconds(10);
 constexpr absl::Duration kAsk = absl::Seconds(1);           // the coordinator, whatever time is left
 constexpr absl::Duration kLook = absl::Milliseconds(50);    // at the link, while a version is waited for
 constexpr absl::Duration kSlice = absl::Milliseconds(250);  // of the thread that renews: many readers wake seldom
@@ -29,31 +27,16 @@ std::string Names(const std::vector<Step>& steps) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<Job> job, Rank rank,
-                                                               absl::Duration ttl, bool again) {
-  ASSIGN_OR_RETURN(const std::string host_id, HostId());
+absl::StatusOr<std::shared_ptr<ReaderLink>> ReaderLink::Attach(std::shared_ptr<Job> job, Rank rank, absl::Duration ttl,
+                                                               bool again) {
   v1::AttachRequest request;
-  request.set_job(job->spec().name);
-  request.set_epoch(job->epoch().value());
-  request.set_host_id(host_id);
   request.set_reader_ttl_ms(absl::ToInt64Milliseconds(ttl));
-  ASSIGN_OR_RETURN(const v1::AttachReply grant, job->worker(rank).Attach(request, job->options().opening_call()));
-  ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(grant.socket_path()));
-  v1::LocalHello hello;
-  *hello.mutable_protocol() = OwnProtocol();
-  hello.mutable_trainer()->set_token(grant.token());
-  const absl::Duration handshake = std::min(kHandshake, job->options().opening_call());
-  RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, handshake));
-  ASSIGN_OR_RETURN(LocalMessage message, socket.Receive(handshake));
-  v1::LocalWelcome welcome;
-  if (!welcome.ParseFromString(message.bytes)) {
-    return absl::InternalError("the worker sent a message that is no welcome");
-  }
-  const absl::Status said(static_cast<absl::StatusCode>(welcome.code()), welcome.message());
+  ASSIGN_OR_RETURN(LocalAttachment attached, AttachAtWorker(*job, rank, std::move(request)));
+  const absl::Status said = attached.said();
   if (absl::IsPermissionDenied(said) && again) return Attach(std::move(job), rank, ttl, /*again=*/false);
   RETURN_IF_ERROR(said);
-  std::shared_ptr<ReaderLink> link(new ReaderLink(std::move(job), std::move(socket)));
-  RETURN_IF_ERROR(link->Map(welcome, std::move(message.descriptors)));
+  std::shared_ptr<ReaderLink> link(new ReaderLink(std::move(job), std::move(attached.socket)));
+  RETURN_IF_ERROR(link->Map(attached.welcome, std::move(attached.descriptors)));
   ASSIGN_OR_RETURN(link->renewer_,
                    StartThread("a reader's signs of life", [raw = link.get(), every = ttl / 3] { raw->Renew(every); }));
   return link;

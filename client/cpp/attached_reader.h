@@ -39,7 +39,7 @@ class Absence {
 // nothing itself, so that what a killed reader held is free at once, whatever its children do. Thread-safe.
 class ReaderLink {
  public:
-  // Errors of Shard.Attach and of LocalSocket::Connect. Internal: what the worker sent does not fit the plan.
+  // Errors of AttachAtWorker, and what the worker says. Internal: what the worker sent does not fit the plan.
   // `again`: once more if it is refused, since a worker's next incarnation does not know what the last one granted.
   static absl::StatusOr<std::shared_ptr<ReaderLink>> Attach(std::shared_ptr<Job> job, Rank rank, absl::Duration ttl,
                                                             bool again = true);

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/version_reader.h"
 #include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "core/base/matchers.h"
@@ -156,6 +157,30 @@ std::vector<Case> StoppedCases() {
   return cases;
 }
 
+class StoppedWhileAttaching : public ::testing::TestWithParam<bool> {};  // a reader, or else a trainer
+
+// The call that grants it was answered, so that only silence over the socket tells.
+TEST_P(StoppedWhileAttaching, IsToldInTime) {
+  setenv("SHARDMESH_FAULT", "w0:attaching:stop:1", 1);
+  ClusterOptions options;
+  options.workers = 1;
+  options.heartbeat_timeout = kHeartbeatTimeout;
+  options.worker_program = "tests/testing/faulty_worker";
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start(options));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
+  ASSERT_OK_AND_ASSIGN(const auto job, client.CreateJob(testing::OddJob("job", "fsdp=1", 1)));
+  ReaderOptions reader;
+  reader.way = ReaderOptions::Way::kAttached;
+  const absl::Time begin = MonotonicNow();
+  EXPECT_THAT(GetParam() ? VersionReader::Open(client, "job", reader).status() : job->Attach({Slot(0)}).status(),
+              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("worker w0")));
+  EXPECT_LT(MonotonicNow() - begin, 2 * kHeartbeatTimeout);
+  EXPECT_TRUE(cluster->worker("w0").AwaitStopped(absl::Seconds(5))) << "the point was not reached";
+  cluster->worker("w0").Continue();
+}
+
+INSTANTIATE_TEST_SUITE_P(, StoppedWhileAttaching, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Reader" : "Trainer"; });
 INSTANTIATE_TEST_SUITE_P(, FaultPoints, ::testing::ValuesIn(Cases()), NameOf);
 INSTANTIATE_TEST_SUITE_P(, StoppedAtFaultPoints, ::testing::ValuesIn(StoppedCases()), NameOf);
 
