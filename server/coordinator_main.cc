@@ -89,6 +89,11 @@ absl::Status WriteAddressFile(const std::string& path, const std::string& addres
       absl::StrCat("cannot write --address-file ", path, "; check that its folder may be written"));
 }
 
+// Workers of a node that is gone speak every 150 ms for a while; those of an older build in each interval.
+absl::Duration HostTimeout(const Flags& flags) {
+  return absl::Milliseconds(std::max(flags.heartbeat_timeout_ms / 4, flags.heartbeat_interval_ms * 3 / 2));
+}
+
 absl::StatusOr<std::unique_ptr<CoordinatorService>> MakeService(const Flags& flags, const Clock& clock) {
   CoordinatorServiceOptions options;
   options.heartbeat_interval = absl::Milliseconds(flags.heartbeat_interval_ms);
@@ -111,6 +116,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorService>> MakeService(const Flags& fla
   }
   CoordinatorOptions machine;
   machine.heartbeat_timeout = options.heartbeat_timeout;
+  machine.host_timeout = HostTimeout(flags);
   machine.max_workers = flags.max_workers;
   options.max_jobs = machine.max_jobs;
   ASSIGN_OR_RETURN(auto coordinator, Coordinator::Create(machine, std::move(store), clock.Now()));
@@ -127,12 +133,17 @@ absl::Status Run(const Flags& flags) {
   if (!flags.address_file.empty()) RETURN_IF_ERROR(WriteAddressFile(flags.address_file, server->address()));
   spdlog::info("event=listening address={} state={} heartbeat_timeout_ms={}", server->address(), Quoted(flags.state),
                flags.heartbeat_timeout_ms);
-  // Ticks come a few times in a timeout, whatever the interval.
+  // Ticks come a few times in a timeout, whatever the interval, and in that of a host.
   const absl::Duration every =
       absl::Milliseconds(std::min(flags.heartbeat_interval_ms, flags.heartbeat_timeout_ms / 8));
+  absl::Time next = clock.Now() + every;
   bool store_works = true;
-  while (!stop.WaitFor(every)) {
-    const absl::Status ticked = service->Tick();
+  while (!stop.WaitFor(std::min(every, HostTimeout(flags) / 8))) {
+    absl::Status ticked = service->TickHosts();
+    if (clock.Now() >= next) {
+      next = clock.Now() + every;
+      ticked.Update(service->Tick());
+    }
     if (!ticked.ok() && store_works) spdlog::error("event=store_failed error={}", Quoted(ticked.message()));
     if (ticked.ok() && !store_works) spdlog::info("event=store_works_again");
     store_works = ticked.ok();

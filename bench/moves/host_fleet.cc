@@ -111,7 +111,7 @@ absl::Status HostFleet::Start() {
                                       "--state",
                                       folder() + "/state.db",
                                       "--heartbeat-interval-ms",
-                                      absl::StrCat(timeout_ms / 10),
+                                      absl::StrCat(timeout_ms / 6),
                                       "--heartbeat-timeout-ms",
                                       absl::StrCat(timeout_ms),
                                       "--address-file",

@@ -23,8 +23,9 @@ namespace shardmesh::bench {
 struct HostFleetOptions {
   int hosts = 3;
   int workers = 2;  // of each host
-  // Silence after which the coordinator counts a worker as lost. Heartbeats come ten times as often.
-  absl::Duration heartbeat_timeout = absl::Seconds(1);
+  // Silence after which the coordinator counts a worker as lost. Heartbeats come six times as often. Both are as the
+  // coordinator has them of its own.
+  absl::Duration heartbeat_timeout = absl::Seconds(3);
 };
 
 class HostFleet {

@@ -45,7 +45,7 @@ constexpr double kGoldenRatio = 0.618;
 
 struct Flags : CommonFlags {
   int mebi_elements = 16;
-  double timeout = 1;     // seconds of silence after which a worker is lost
+  double timeout = 3;     // the coordinator's own; seconds of silence after which a worker is lost
   double rest_ms = 50;    // between steps
   HostTraining training;  // of the processes that this one starts
 };

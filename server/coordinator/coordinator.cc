@@ -1,5 +1,7 @@
 #include "server/coordinator/coordinator.h"
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -90,10 +92,12 @@ absl::Status Coordinator::Tick(absl::Time now) {
   assign_ = assign_ || now < last_tick_;  // the clock was set back: who was silent may not be
   last_tick_ = now;
   Transaction transaction = NewTransaction();
+  std::map<std::string, Ending> silent;
   for (auto& [name, worker] : state_.workers) {
     if (worker.last_heartbeat > now) worker.last_heartbeat = now;  // the clock was set back
-    if (worker.record.state == WorkerState::kAlive && IsSilent(worker, now)) MarkSilent(transaction, name, now);
+    if (worker.record.state == WorkerState::kAlive && IsSilent(worker, now)) silent[name] = SilenceOf(worker, now);
   }
+  MarkDead(transaction, silent, now);
   for (const auto& [name, job] : state_.jobs) {
     if (job.progress_unsaved) transaction.MutableJob(name);
     if (job.record.goes_back) GiveUpReading(transaction, name, now);

@@ -47,6 +47,10 @@ namespace shardmesh {
 
 struct CoordinatorOptions {
   absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence after which a worker counts as dead
+  // Silence of all workers of a host, since its node hung up, after which the host counts as lost. What they say in the
+  // first part of it does not count: a worker says at once that its node is gone, and may end next. One that does not end
+  // speaks several times in it.
+  absl::Duration host_timeout = absl::Milliseconds(750);
   int max_jobs = 1000;
   int max_workers = 4096;
   // How far ahead of this machine's wall clock a worker's incarnation may be, which is the wall time of its own; and
@@ -238,6 +242,10 @@ class Coordinator {
   // gone, or another heartbeat of it came since.
   void HearThatItIsThere(const std::string& name, const Heard& last, absl::Time now);
 
+  // The node of the worker's host hung up the call that had the worker's last heartbeat. If the host is silent for the
+  // host_timeout, TickHosts counts all of its workers as dead. No effect if another heartbeat of this one came since.
+  void HangUp(const std::string& name, const Heard& last, absl::Time now);
+
   // What a worker keeps of jobs with copies=2, in whatever jobs it is now; before its heartbeat. No effect where that is
   // refused.
   void TakeCopies(const std::string& name, int64_t incarnation, absl::string_view secret,
@@ -252,6 +260,9 @@ class Coordinator {
   // timeout between two calls it was this process that was held up: the workers then get a full timeout to be heard
   // again.
   absl::Status Tick(absl::Time now);
+  // The same for hosts whose node hung up: nothing to do but where there are some. Call it several times within a
+  // host_timeout. After a pause of more than half of one it was this process that was held up, and hosts wait.
+  absl::Status TickHosts(absl::Time now);
 
   // The log lines since the last call: transitions, as key=value with quoted values.
   std::vector<std::string> TakeEvents();
@@ -358,6 +369,19 @@ class Coordinator {
   void MoveToNext(Transaction& transaction, const std::string& name);
   static Assignment StagedAt(const Place& place);
 
+  // How a worker ended.
+  struct Ending {
+    std::string cause;  // what is said of it in its jobs' error
+    std::string seen;   // in the event
+  };
+
+  // coordinator_hosts.cc
+  // Whether a loss that another host says waits until the members of the lost one's host were heard, or not.
+  bool AwaitsHost(Transaction& transaction, const MemberReport& report, const WorkerIdentity& reporter, absl::Time now);
+  // Of a host whose node hung up, those that have not spoken. It is forgotten once a worker of it is heard, and lost after
+  // the host_timeout. `steady`: this process was not held up, so that heartbeats that came are known.
+  std::map<std::string, Ending> TakeSilentHosts(bool steady, absl::Time now);
+
   // coordinator_membership.cc
   bool IsAsAt(const Worker& worker, const Heard& last, absl::Time now) const;
   bool IsSilent(const Worker& worker, absl::Time now) const;
@@ -383,18 +407,13 @@ class Coordinator {
   // Its jobs lose it.
   void LoseWorker(Transaction& transaction, const WorkerIdentity& worker, const std::string& cause, absl::Time now,
                   bool died = true);
-  // Whether a loss that another host says waits until the members of the lost one's host were heard, or not.
-  bool AwaitsHost(Transaction& transaction, const MemberReport& report, const WorkerIdentity& reporter, absl::Time now);
   void ApplyFailure(Transaction& transaction, const MemberReport& report, const Job& job, const WorkerIdentity& worker,
                     absl::Time now);
   absl::Status CheckJobsKnown(const std::string& name, int64_t incarnation, bool joined,
                               const std::vector<MemberReport>& reports);
-  struct Ending {
-    std::string cause;  // what is said of it in its jobs' error
-    std::string seen;   // in the event
-  };
   Ending SilenceOf(const Worker& worker, absl::Time now) const;
-  void MarkSilent(Transaction& transaction, const std::string& name, absl::Time now);
+  // They are dead, and their jobs lose them; none of them counts when the first is lost.
+  void MarkDead(Transaction& transaction, const std::map<std::string, Ending>& workers, absl::Time now);
   // Where `worker` is the member that `report` is about; no job: the report is stale.
   Place PlaceIn(const MemberReport& report, const WorkerIdentity& worker) const;
   absl::Status CheckRanks(const std::vector<MemberReport>& reports, const WorkerIdentity& worker) const;
@@ -409,9 +428,10 @@ class Coordinator {
   const std::unique_ptr<Store> store_;
   CoordinatorState state_;
   std::vector<std::string> events_;
+  std::map<std::string, absl::Time> hung_up_;  // by host: when its node hung up; no worker of it was heard for long
   // Incarnations of workers that were said to hold jobs of another store; at most max_workers.
   std::set<std::string> foreign_;
-  absl::Time last_tick_ = absl::InfinitePast();
+  absl::Time last_tick_ = absl::InfinitePast(), last_hosts_tick_ = absl::InfinitePast();
   absl::Time last_come_ = absl::InfinitePast();  // when a worker joined last, or was heard again
   bool assign_ = true;  // something happened since the last attempt that may let a WAITING job start
 };

@@ -13,8 +13,6 @@
 namespace shardmesh {
 namespace {
 
-constexpr int kHostPatience = 2;  // part of the heartbeat time-out: workers are heard twice in it, or more often
-
 bool SamePlace(const WorkerIdentity& a, const WorkerIdentity& b) {
   return a.host_id == b.host_id && a.address == b.address && a.local_socket == b.local_socket;
 }
@@ -318,12 +316,15 @@ Coordinator::Ending Coordinator::SilenceOf(const Worker& worker, absl::Time now)
           absl::StrCat("silent_for=", silence)};
 }
 
-void Coordinator::MarkSilent(Transaction& transaction, const std::string& name, absl::Time now) {
-  Worker& worker = transaction.MutableWorker(name);
-  worker.record.state = WorkerState::kDead;
-  const Ending ending = SilenceOf(worker, now);
-  transaction.Event(absl::StrCat("event=worker_dead ", NameAndIncarnation(worker.record.identity), " ", ending.seen));
-  LoseWorker(transaction, worker.record.identity, ending.cause, now);
+void Coordinator::MarkDead(Transaction& transaction, const std::map<std::string, Ending>& workers, absl::Time now) {
+  for (const auto& [name, ending] : workers) {
+    WorkerRecord& record = transaction.MutableWorker(name).record;
+    record.state = WorkerState::kDead;
+    transaction.Event(absl::StrCat("event=worker_dead ", NameAndIncarnation(record.identity), " ", ending.seen));
+  }
+  for (const auto& [name, ending] : workers) {
+    LoseWorker(transaction, state_.workers.at(name).record.identity, ending.cause, now);
+  }
 }
 
 // As Resume: the next incarnation comes first.
@@ -388,29 +389,6 @@ absl::Status Coordinator::CheckJobsKnown(const std::string& name, int64_t incarn
     return absl::FailedPreconditionError(error);
   }
   return absl::OkStatus();
-}
-
-// The lead of a host speaks for it, so other hosts cannot tell whether it died alone. A member of the host that lives sees
-// the death itself, and says so at once. Those that say nothing for a while are taken to have died with it: else the job
-// would be given to them once more, and wait until they are silent for the time-out.
-bool Coordinator::AwaitsHost(Transaction& transaction, const MemberReport& report, const WorkerIdentity& reporter,
-                             absl::Time now) {
-  Job& job = state_.jobs.at(report.job);
-  const std::string host = job.record.members[report.lost_rank].worker.host_id;
-  if (host == reporter.host_id) return false;
-  if (job.in_doubt.epoch != job.record.epoch) job.in_doubt = {job.record.epoch, {}};
-  const absl::Time since = job.in_doubt.since.emplace(host, now).first->second;
-  const WorkerIdentity& lost = job.record.members[report.lost_rank].worker;
-  std::vector<std::string> unheard;
-  for (const auto& [name, worker] : state_.workers) {
-    if (worker.record.identity.host_id != host || SameIncarnation(worker.record.identity, lost)) continue;
-    if (!IsThere(worker, now) || worker.last_heartbeat >= since) continue;
-    // Who died with its host has been silent since then: the report may come much later.
-    if (now - worker.last_heartbeat < options_.heartbeat_timeout / kHostPatience) return true;
-    unheard.push_back(name);
-  }
-  for (const std::string& name : unheard) transaction.MutableWorker(name).doubted = true;
-  return false;
 }
 
 // Who is lost by what a peer says may still be heard of, until it is silent for the time-out. It gets no new jobs

@@ -98,6 +98,10 @@ absl::Status CoordinatorService::Tick() {
   return Locked([](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.Tick(now); });
 }
 
+absl::Status CoordinatorService::TickHosts() {
+  return Locked([](shardmesh::Coordinator& coordinator, absl::Time now) { return coordinator.TickHosts(now); });
+}
+
 absl::StatusOr<bool> CoordinatorService::CreateWithRoom(shardmesh::Coordinator& coordinator, absl::Time now,
                                                         const std::shared_ptr<const JobDefinition>& definition,
                                                         int64_t uid, int64_t replaces, const std::string& caller,
@@ -409,6 +413,13 @@ bool CoordinatorService::HearAgain(const KnownHost& host, bool quiet) {
       all = all && same;
     }
     return all;
+  });
+}
+
+void CoordinatorService::HangUp(const KnownHost& host) {
+  Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
+    for (const auto& [place, known] : host.heartbeats) coordinator.HangUp(known.request.name(), known.heard, now);
+    return true;
   });
 }
 

@@ -61,8 +61,13 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
   absl::StatusOr<bool> Heartbeats(const v1::HostHeartbeats& request, KnownHost& host, v1::HostHeartbeatReplies& replies)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // The call of `host` has ended: Coordinator::HangUp of its workers.
+  void HangUp(const KnownHost& host) ABSL_LOCKS_EXCLUDED(mu_);
+
   // Coordinator::Tick at the clock's time. Unavailable: the store failed; the next call tries again.
   absl::Status Tick() ABSL_LOCKS_EXCLUDED(mu_);
+  // Coordinator::TickHosts at the clock's time. Errors of Tick.
+  absl::Status TickHosts() ABSL_LOCKS_EXCLUDED(mu_);
 
   grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext* context, const v1::CreateJobRequest* request,
                                       v1::CreateJobReply* reply) override;

@@ -39,7 +39,7 @@ class HostsService::Call final : public grpc::ServerBidiReactor<v1::HostHeartbea
     StartRead(&request_);
   }
   void OnDone() override {
-    service_.Ended(context_);
+    service_.Ended(context_, host_);
     delete this;
   }
 
@@ -67,9 +67,14 @@ void HostsService::Began(grpc::CallbackServerContext* context) {
   if (ended_) context->TryCancel();
 }
 
-void HostsService::Ended(grpc::CallbackServerContext* context) {
-  MutexLock lock(mu_);
-  open_.erase(context);
+// A call that this process ends tells nothing of the host.
+void HostsService::Ended(grpc::CallbackServerContext* context, const KnownHost& host) {
+  {
+    MutexLock lock(mu_);
+    open_.erase(context);
+    if (ended_) return;
+  }
+  coordinator_.HangUp(host);
 }
 
 void HostsService::End() {

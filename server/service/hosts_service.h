@@ -24,7 +24,7 @@ class HostsService final : public v1::Hosts::CallbackService {
   class Call;
 
   void Began(grpc::CallbackServerContext* context) ABSL_LOCKS_EXCLUDED(mu_);
-  void Ended(grpc::CallbackServerContext* context) ABSL_LOCKS_EXCLUDED(mu_);
+  void Ended(grpc::CallbackServerContext* context, const KnownHost& host) ABSL_LOCKS_EXCLUDED(mu_);
 
   CoordinatorService& coordinator_;
   Mutex mu_;

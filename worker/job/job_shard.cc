@@ -109,11 +109,11 @@ JobShard::~JobShard() {
 
 void JobShard::StartHosts(HostGroups groups, absl::Duration heartbeat_timeout, MeetAgain meet_again) {
   MutexLock lock(hosts_mu_);
-  host_lead_ =
-      std::make_unique<HostLead>(*protocol_, *host_, *pass_, options_.spec, plan_, std::move(groups),
-                                 HostLeadOptions{heartbeat_timeout, options_.step_timeout, &mail_,
-                                                 [this] { waiters_.Notify(); }, options_.spin, std::move(meet_again)},
-                                 &trace_);
+  host_lead_ = std::make_unique<HostLead>(
+      *protocol_, *host_, *pass_, options_.spec, plan_, std::move(groups),
+      HostLeadOptions{heartbeat_timeout, options_.step_timeout, &mail_, [this] { waiters_.Notify(); }, options_.spin,
+                      std::move(meet_again), &apart_},
+      &trace_);
 }
 
 absl::Status JobShard::End(const EpochMembers& members, const std::atomic<bool>& cancelled, absl::Duration timeout) {
@@ -150,12 +150,13 @@ absl::Status JobShard::CheckOpen() const {
   return absl::NotFoundError(absl::StrCat("job ", spec().name, " was deleted, or moved to other workers"));
 }
 
-void JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained) {
+bool JobShard::Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained) {
   protocol_->members().SignOfLife(rank(), now_nanos, getpid(), retained);
   protocol_->members().CheckPeers(rank(), now_nanos, heartbeat_timeout);
   leases_->Sweep();
   if (!protocol_->members().Health().ok()) TellReaders(BoardOver::kEnded);
   waiters_.Notify();
+  return apart_.load();
 }
 
 // They ask their worker why.

@@ -108,8 +108,8 @@ class JobShard {
   // EpochEnd::Run: readers are told, too.
   absl::Status End(const EpochMembers& members, const std::atomic<bool>& cancelled, absl::Duration timeout);
   // Lifesigns of this member and a look at the others; then lets waiters look at their deadlines. `retained`: a node
-  // has all that the next incarnation needs.
-  void Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained = false);
+  // has all that the next incarnation needs. True: this is a host's lead that lost another one, and waits to meet it again.
+  bool Tick(int64_t now_nanos, absl::Duration heartbeat_timeout, bool retained = false);
 
  private:
   JobShard(JobShardOptions options, Plan plan, HostMemory host);
@@ -128,7 +128,7 @@ class JobShard {
   const std::unique_ptr<PullsUnderWay> pulls_;
   Waiters waiters_;
   UnclaimedSessions unclaimed_;
-  std::atomic<bool> closed_{false};
+  std::atomic<bool> closed_{false}, apart_{false};
   std::atomic<int64_t> moved_nanos_{MonotonicNanos()};
   Trace trace_;
   std::unique_ptr<StepProtocol> protocol_;

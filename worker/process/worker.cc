@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
 #include "core/base/fault_point.h"
 #include "core/base/status.h"
 #include "core/base/thread.h"
@@ -22,6 +23,7 @@ namespace {
 // up.
 constexpr absl::Duration kTakeMemory = absl::Seconds(10);  // clients wait a minute for a job to be ready
 constexpr absl::Duration kMaxTick = absl::Milliseconds(50);
+constexpr int kTicksOfUrgent = 3;  // between heartbeats when something is urgent
 constexpr absl::Duration kReapSlice = absl::Seconds(1);
 
 std::vector<std::string> WorkerNames(const v1::Assignment& assignment) {
@@ -337,10 +339,20 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   return absl::OkStatus();
 }
 
+// Its node is gone since a moment, and the coordinator has to hear that this worker is not; or this member has read what
+// it goes back to, and the others may have.
+bool Worker::HasUrgent() const {
+  MutexLock lock(mu_);
+  if (MonotonicNow() - without_node_ < heartbeat_timeout_) return true;
+  return std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) {
+    return job.second->loaded_digest.has_value() && !job.second->use_loaded.load();
+  });
+}
+
 // Signs of life and looks at peers, a few times per heartbeat time-out.
 void Worker::Monitor() {
   PeerPatience patience(MonotonicNanos());
-  while (true) {
+  for (int64_t tick = 0;; ++tick) {
     absl::Duration timeout;
     {
       MutexLock lock(mu_);
@@ -351,12 +363,14 @@ void Worker::Monitor() {
     MutexLock round(round_mu_);
     const int64_t now = MonotonicNanos();
     const absl::Duration allowed = patience.At(now, timeout);
+    bool apart = false;  // another host's lead is away, and may be lost
     for (const auto& [shard, retained] : JobsAndWhetherRetained()) {
-      shard->Tick(now, allowed, retained);
+      apart = shard->Tick(now, allowed, retained) || apart;
       // The kernel ends a connection, a socket or a process when it dies; the health then changed: tell the
       // coordinator.
       if (!shard->protocol().members().Health().ok()) Changed();
     }
+    if (tick % kTicksOfUrgent == 0 && (apart || HasUrgent())) Changed();
     SweepPast();
   }
 }

@@ -255,8 +255,10 @@ class Worker {
   // worker the last ones go on without it.
   absl::Status KeepWhole(Entry& entry);
   bool IsRetained(const Entry& entry) const;
-  void TellWhetherRetained() const;
+  void TellWhetherRetained();
   std::vector<std::pair<std::shared_ptr<JobShard>, bool>> JobsAndWhetherRetained() const;
+  // Whether there is something that the coordinator may say in its next answer, or has to hear soon.
+  bool HasUrgent() const;
   // Waits for the trainers of the last incarnation; slots of those that do not come are free then.
   void AwaitClaims(const std::shared_ptr<Entry>& entry, JobShard& shard);
   void Drop(const Entry& entry);
@@ -291,6 +293,7 @@ class Worker {
   std::vector<std::shared_ptr<Entry>> past_ ABSL_GUARDED_BY(mu_);   // closed ones of which a version is leased
   std::deque<std::shared_ptr<Entry>> closed_ ABSL_GUARDED_BY(mu_);  // for the reaper
   absl::Duration heartbeat_timeout_ ABSL_GUARDED_BY(mu_);
+  absl::Time without_node_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // since when its node is gone, newest
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   CondVar stopped_, reap_;
   Mutex round_mu_;     // held in a round of the monitor, before mu_: no shard goes that it looks at

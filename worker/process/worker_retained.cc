@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "core/base/clock.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
 #include "local/process/process_end.h"
@@ -112,7 +113,7 @@ std::vector<std::pair<std::shared_ptr<JobShard>, bool>> Worker::JobsAndWhetherRe
   return jobs;
 }
 
-void Worker::TellWhetherRetained() const {
+void Worker::TellWhetherRetained() {
   const auto jobs = JobsAndWhetherRetained();
   for (const auto& [shard, retained] : jobs) {
     shard->protocol().members().SignOfLife(shard->rank(), MonotonicNanos(), getpid(), retained);
@@ -120,6 +121,11 @@ void Worker::TellWhetherRetained() const {
   // Now peers know, too: whether they would wait for the next incarnation of this worker.
   spdlog::info("event={} worker={} jobs={}", options_.node->connected() ? "retained_again" : "not_retained",
                options_.name, jobs.size());
+  {
+    MutexLock lock(mu_);
+    if (!options_.node->connected()) without_node_ = MonotonicNow();
+  }
+  Changed();
 }
 
 // Of a job that was made again before the older one was dropped there are two: the newer counts. If it goes on from the

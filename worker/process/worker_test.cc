@@ -4,8 +4,10 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "core/base/matchers.h"
+#include "worker/node/node_link.h"
 #include "worker/testing/local_host.h"
 
 namespace shardmesh {
@@ -264,6 +266,50 @@ TEST(WorkerTest, OnChange_IsCalledWhenAJobIsReady) {
   ASSERT_NO_FATAL_FAILURE(host.Start(SmallJob("fsdp=1", 1)));
   EXPECT_TRUE(Await([&] { return calls.load() > 0; }));
   host.workers[0]->OnChange(nullptr);
+}
+
+// A node that a test takes away.
+class NodeThatGoes final : public NodeLink {
+ public:
+  void Go() {
+    connected_.store(false);
+    changed_();
+  }
+  const Left& left() const override { return left_; }
+  int64_t incarnation() const override { return 1; }
+  bool connected() const override { return connected_.load(); }
+  void OnChange(std::function<void()> changed) override { changed_ = std::move(changed); }
+  absl::Status Serve(const std::string&, const std::string&) override { return absl::OkStatus(); }
+  absl::Status Joined(int64_t, absl::Duration) override { return absl::OkStatus(); }
+  absl::Status Keep(const std::string&, int64_t, const std::string&, const Segment&) override {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<Segment> Find(const std::string&, int64_t, const std::string&) override {
+    return absl::NotFoundError("nothing is kept");
+  }
+  absl::Status Whole(const RetainedJob&) override { return absl::OkStatus(); }
+  void Drop(const std::string&, int64_t) override {}
+
+ private:
+  Left left_;
+  std::atomic<bool> connected_{true};
+  std::function<void()> changed_;
+};
+
+// So that the coordinator, to which the node has hung up, hears soon that the host is not lost.
+TEST(WorkerTest, ItsNodeIsGone_ItSpeaksAgainAndAgainForATimeOut) {
+  NodeThatGoes node;
+  WorkerOptions options;
+  options.node = &node;
+  options.heartbeat_timeout = absl::Seconds(2);
+  Worker worker(options, NewProcessMemory());
+  std::atomic<int> calls{0};
+  worker.OnChange([&] { ++calls; });
+  EXPECT_EQ(calls.load(), 0);
+  node.Go();
+  EXPECT_EQ(calls.load(), 1);
+  EXPECT_TRUE(Await([&] { return calls.load() >= 4; }));
+  worker.OnChange(nullptr);
 }
 
 }  // namespace

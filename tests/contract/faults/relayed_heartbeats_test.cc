@@ -1,8 +1,9 @@
 // Heartbeats of a node's workers reach the coordinator in the node's call. A node that is killed or stopped costs none of
-// them its life: they call the coordinator themselves until it is there again.
+// them its life: they call the coordinator themselves until it is there again. Workers that end with it are lost at once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <memory>
 #include <string>
 
@@ -91,6 +92,14 @@ TEST_F(RelayedHeartbeats, TheNodeIsKilled_AndComesBack) {
   ASSERT_OK(cluster_->StartNodeAgain(kLong));
   ASSERT_NO_FATAL_FAILURE(TrainUntil([&] { return RelayedAgain() == kWorkers; }));
   ExpectNobodyLost();
+}
+
+TEST_F(RelayedHeartbeats, TheNodeIsKilled_WithItsWorkers_TheyAreLostBeforeTheTimeOut) {
+  cluster_->node().Kill9();
+  for (const v1::Member& member : job_->members()) kill(member.pid(), SIGKILL);
+  const absl::Time latest = MonotonicNow() + kLong;
+  while (Count(CoordinatorLog(), "event=worker_dead") < kWorkers) ASSERT_LT(MonotonicNow(), latest);
+  EXPECT_EQ(Count(CoordinatorLog(), "node_hung_up=true"), kWorkers);
 }
 
 TEST_F(RelayedHeartbeats, TheNodeIsStopped_AndGoesOn) {

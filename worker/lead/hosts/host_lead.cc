@@ -77,7 +77,9 @@ bool HostLead::MeetOthers() {
                broke.ToString());
   const absl::Time until = hosts_->last_met() + options_.round_timeout;
   Disconnect();
+  if (options_.apart != nullptr) options_.apart->store(true);
   absl::StatusOr<HostGroups> groups = options_.meet_again(until - MonotonicNow(), [this] { return GoesOnApart(); });
+  if (options_.apart != nullptr) options_.apart->store(false);
   if (!groups.ok()) {
     LostOthers(broke, groups.status());
     return false;

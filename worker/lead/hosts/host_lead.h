@@ -35,6 +35,7 @@ struct HostLeadOptions {
   // EngineOptions::spin: of waits for the notifier. Waits for other hosts sleep.
   absl::Duration spin;
   MeetAgain meet_again;  // null: a lead that is lost ends the job
+  std::atomic<bool>* apart = nullptr;  // set while the leads meet again; may be null
 };
 
 class HostLead {

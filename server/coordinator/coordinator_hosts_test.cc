@@ -1,0 +1,238 @@
+// Jobs with replicas over several hosts that lose one, or a part of one.
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "server/coordinator/testing/reform_fixture.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Ranks a b on h1, c d on h2; e f of h3 are free.
+class ReformOnHostsTest : public ReformTest {
+ protected:
+  void MakeReadyOnHosts() {
+    ASSERT_NO_FATAL_FAILURE(JoinHost("h1", {"a", "b"}));
+    ASSERT_NO_FATAL_FAILURE(JoinHost("h2", {"c", "d"}));
+    ASSERT_OK(c_->CreateJob(SmallMeshJob("j", kMesh), now_));
+    ASSERT_EQ(Members(), (Names{"a", "b", "c", "d"}));
+    ReportReady(7);
+    ASSERT_EQ(View("j").state, JobState::kReady);
+    c_->TakeEvents();
+  }
+  // The worker's heartbeat in the call of its node.
+  void BeatInCall(const std::string& worker) {
+    const std::vector<MemberReport> reports = {ReadyReport(Told(worker), -1)};
+    const auto told = c_->Heartbeat(worker, 1, reports, now_, traits_);
+    ASSERT_OK(told.status());
+    const auto heard = c_->MayRepeat(worker, reports, *told);
+    ASSERT_TRUE(heard.has_value());
+    in_call_[worker] = *heard;
+  }
+  // The node of h2 hangs up after its workers were heard.
+  void HangUp() {
+    for (const char* worker : {"c", "d"}) BeatInCall(worker);
+    for (const auto& [worker, heard] : in_call_) c_->HangUp(worker, heard, now_);
+  }
+  // Only these are heard, and ticks come often.
+  void Wait(absl::Duration time, const Names& living) {
+    for (const absl::Time until = now_ + time; now_ < until;) {
+      now_ += absl::Milliseconds(50);
+      for (const std::string& worker : living) Beat(worker);
+      ASSERT_OK(c_->Tick(now_));
+      ASSERT_OK(c_->TickHosts(now_));
+    }
+  }
+  void JoinHost(const std::string& host, const Names& workers) {
+    traits_.spans_hosts = true;
+    for (const std::string& worker : workers) ASSERT_OK(c_->Join(SmallWorker(worker, 1, host), now_, traits_));
+  }
+
+  std::map<std::string, Coordinator::Heard> in_call_;
+};
+
+TEST_F(ReformOnHostsTest, LossOfAHost_TheOtherGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  Silence({"c", "d"});
+  EXPECT_EQ(Members(), (Names{"c", "d"}));
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=1,fsdp=2");
+  ReportReady();
+  ExpectReady(View("j").epoch);
+}
+
+TEST_F(ReformOnHostsTest, LossOfAHost_AFreeOneTakesItsPlace) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  ASSERT_NO_FATAL_FAILURE(JoinHost("h3", {"e", "f"}));
+  Silence({"c", "d", "e", "f"});
+  EXPECT_EQ(Members(), (Names{"c", "d", "e", "f"}));
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), kMesh);
+  ReportReady();
+  ExpectReady(View("j").epoch);
+}
+
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_ItsMembersAreHeardFirst) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  now_ += absl::Milliseconds(10);
+  const MemberReport lost = Failed("a", 2);
+  Beat("a", {lost});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  Beat("d");
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "d"})) << "d lives";
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=2,fsdp=1");
+}
+
+// Of another job a worker may hear one heartbeat late, but it is there.
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_WhoIsHeardWithoutAnAnswer_IsThere) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const absl::Duration interval = options_.heartbeat_timeout / 4;
+  const MemberReport lost = Failed("a", 2);
+  const std::vector<MemberReport> of_d = {ReadyReport(Told("d"), -1)};
+  const auto told = c_->Heartbeat("d", 1, of_d, now_, traits_);
+  ASSERT_OK(told.status());
+  const auto heard = c_->MayRepeat("d", of_d, *told);
+  ASSERT_TRUE(heard.has_value());
+  const absl::Time begin = now_;
+  now_ = begin + absl::Milliseconds(100);
+  ASSERT_OK(c_->CreateJob(SmallJob("k", 1), now_));
+  now_ = begin + interval;
+  EXPECT_FALSE(c_->HearAgain(*heard, now_));
+  c_->HearThatItIsThere("d", *heard, now_);
+  Beat("b");
+  now_ += absl::Milliseconds(50);
+  Beat("a", {lost});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  now_ = begin + 2 * interval + absl::Milliseconds(5);
+  Beat("a", {lost});
+  EXPECT_EQ(View("j").state, JobState::kReady) << "d is heard soon, since it was there";
+  now_ += absl::Milliseconds(50);
+  Beat("d", of_d);
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "d"}));
+}
+
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_WhoIsNotHeardDiedWithIt) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const MemberReport lost = Failed("a", 2);
+  now_ += absl::Milliseconds(10);
+  Beat("a", {lost});
+  now_ += options_.heartbeat_timeout / 2;
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "b"}));
+  EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=1,fsdp=2");
+  ReportReady();
+  ExpectReady(2);
+}
+
+// The leads of the other hosts have waited for its lead to come back.
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_ItsMembersWereSilentBefore) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const MemberReport lost = Failed("a", 2);
+  now_ += options_.heartbeat_timeout / 2;
+  for (const char* worker : {"b", "d"}) Beat(worker);
+  now_ += options_.heartbeat_timeout / 4;
+  Beat("a", {lost});
+  EXPECT_EQ(View("j").state, JobState::kReady) << "d was heard a moment ago";
+  now_ += options_.heartbeat_timeout / 4;
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "b"}));
+}
+
+TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_ItsMembersWereSilentForLong) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const MemberReport lost = Failed("a", 2);
+  now_ += options_.heartbeat_timeout / 2;
+  Beat("b");
+  Beat("a", {lost});
+  EXPECT_EQ(Members(), (Names{"a", "b"}));
+}
+
+// Each says it of the other as often as it is heard.
+TEST_F(ReformOnHostsTest, TwoHostsThatDoNotHearEachOther_OneGoesOn) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  const MemberReport from_a = Failed("a", 2), from_c = Failed("c", 0);
+  for (int beat = 0; beat < 20 && View("j").state == JobState::kReady; ++beat) {
+    now_ += absl::Milliseconds(100);
+    Beat("a", {from_a});
+    if (View("j").state == JobState::kReady) Beat("c", {from_c});
+  }
+  EXPECT_EQ(View("j").state, JobState::kPreparing);
+}
+
+TEST_F(ReformOnHostsTest, LossOfAMember_ItsHostKeepsOne) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  Silence({"a", "c", "d"});
+  ExpectReforms(2, {"a", "c"}, {0, 2}, "ddp=2,fsdp=1");
+  const Assignment other = Told("d");
+  EXPECT_EQ(other.epoch, 1) << "it has shard 1, which no member has";
+  ASSERT_OK(c_->Leave("d", 1, now_));
+  ExpectFailed("worker d (pid 71), which was to leave, left", "shard 1 has no other copy");
+}
+
+TEST_F(ReformOnHostsTest, ANodeHangsUp_NobodyOfItsHostIsHeard_ItIsLostBeforeTheTimeOut) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  ASSERT_NO_FATAL_FAILURE(HangUp());
+  Wait(options_.host_timeout, {"a", "b"});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  Wait(absl::Milliseconds(50), {"a", "b"});
+  EXPECT_EQ(Members(), (Names{"a", "b"}));
+  EXPECT_EQ(View("j").epoch, 2) << "both are lost at once";
+  EXPECT_THAT(c_->TakeEvents(),
+              ElementsAre("event=node_hung_up host=\"h2\"",
+                          "event=worker_dead worker=c incarnation=1 silent_for=800ms node_hung_up=true",
+                          "event=worker_dead worker=d incarnation=1 silent_for=800ms node_hung_up=true",
+                          AllOf(HasSubstr("event=job_reforms"),
+                                HasSubstr("was silent for 800ms, and the node of its host had hung up"))));
+  ReportReady();
+  ExpectReady(2);
+}
+
+TEST_F(ReformOnHostsTest, ANodeHangsUp_OneOfItsHostIsHeard_NobodyIsLost) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  ASSERT_NO_FATAL_FAILURE(HangUp());
+  Wait(absl::Milliseconds(300), {"a", "b", "d"});
+  Wait(absl::Seconds(2), {"a", "b"});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  Wait(absl::Seconds(2), {"a", "b", "d"});
+  EXPECT_EQ(Members(), (Names{"a", "d"})) << "c alone was silent for the time-out";
+}
+
+// They say at once that their node is gone.
+TEST_F(ReformOnHostsTest, ANodeHangsUp_ItsWorkersEndNext_TheHostIsLost) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  ASSERT_NO_FATAL_FAILURE(HangUp());
+  Wait(absl::Milliseconds(50), {"a", "b", "c", "d"});
+  Wait(options_.host_timeout, {"a", "b"});
+  EXPECT_EQ(Members(), (Names{"a", "b"}));
+}
+
+TEST_F(ReformOnHostsTest, ANodeHangsUpACallThatIsNotTheNewest_NobodyIsLost) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  for (const char* worker : {"c", "d"}) BeatInCall(worker);
+  const std::map<std::string, Coordinator::Heard> last = in_call_;
+  for (const char* worker : {"c", "d"}) BeatInCall(worker);
+  for (const auto& [worker, heard] : last) c_->HangUp(worker, heard, now_);
+  Wait(absl::Seconds(2), {"a", "b"});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+}
+
+// Heartbeats may have come meanwhile that it has not read yet.
+TEST_F(ReformOnHostsTest, ANodeHangsUp_TheCoordinatorIsHeldUp_ItWaits) {
+  ASSERT_NO_FATAL_FAILURE(MakeReadyOnHosts());
+  ASSERT_OK(c_->TickHosts(now_));
+  ASSERT_NO_FATAL_FAILURE(HangUp());
+  now_ += absl::Seconds(1);
+  ASSERT_OK(c_->TickHosts(now_));
+  EXPECT_EQ(View("j").state, JobState::kReady);
+  Wait(absl::Milliseconds(50), {"a", "b", "c", "d"});
+  Wait(absl::Seconds(2), {"a", "b"});
+  EXPECT_EQ(View("j").state, JobState::kReady);
+}
+
+}  // namespace
+}  // namespace shardmesh
