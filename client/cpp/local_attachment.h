@@ -29,8 +29,8 @@ struct LocalAttachment {
 absl::Status GoneOrStopped(const Job& job, Rank rank, absl::string_view why);
 
 // `request` says what is asked for; job, epoch and host are filled in. `trainer` is the hello, without the token.
-//   Unavailable: the worker is gone, or stopped: it says nothing for the job's peer_timeout.
-//   DeadlineExceeded: it has not answered within the options' opening_call(), which is shorter.
+//   Unavailable: the worker is gone; or stopped, as it answers no other call for the job's peer_timeout either.
+//   DeadlineExceeded: it is there, and has not answered within 10 s, or the options' opening_call() if that is shorter.
 absl::StatusOr<LocalAttachment> AttachAtWorker(const Job& job, Rank rank, v1::AttachRequest request,
                                                v1::TrainerHello trainer = {});
 

@@ -179,6 +179,23 @@ TEST_P(StoppedWhileAttaching, IsToldInTime) {
   cluster->worker("w0").Continue();
 }
 
+// Its welcome comes later than a worker may be silent, and it answers other calls.
+TEST(LateWhileAttaching, ATrainerWaits) {
+  setenv("SHARDMESH_FAULT", "w0:attaching:delay:1", 1);
+  ClusterOptions options;
+  options.workers = 1;
+  options.heartbeat_timeout = kHeartbeatTimeout;
+  options.worker_program = "tests/testing/faulty_worker";
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start(options));
+  ClientOptions impatient;
+  impatient.peer_timeout = absl::Milliseconds(150);  // the delay is longer
+  ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(cluster->coordinator_address(), impatient));
+  ASSERT_OK_AND_ASSIGN(const auto job, client.CreateJob(testing::OddJob("job", "fsdp=1", 1)));
+  const absl::Time begin = MonotonicNow();
+  EXPECT_OK(job->Attach({Slot(0)}).status());
+  EXPECT_GT(MonotonicNow() - begin, impatient.peer_timeout) << "the point was not reached";
+}
+
 INSTANTIATE_TEST_SUITE_P(, StoppedWhileAttaching, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "Reader" : "Trainer"; });
 INSTANTIATE_TEST_SUITE_P(, FaultPoints, ::testing::ValuesIn(Cases()), NameOf);
