@@ -89,9 +89,11 @@ absl::Status WriteAddressFile(const std::string& path, const std::string& addres
       absl::StrCat("cannot write --address-file ", path, "; check that its folder may be written"));
 }
 
-// Workers of a node that is gone speak every 150 ms for a while; those of an older build in each interval.
+// Workers of a node that is gone speak every 150 ms for a while, but a machine may be slow; those of an older build speak
+// in each interval.
 absl::Duration HostTimeout(const Flags& flags) {
-  return absl::Milliseconds(std::max(flags.heartbeat_timeout_ms / 4, flags.heartbeat_interval_ms * 3 / 2));
+  constexpr int kShortest = 500;
+  return absl::Milliseconds(std::max({flags.heartbeat_timeout_ms / 4, flags.heartbeat_interval_ms * 3 / 2, kShortest}));
 }
 
 absl::StatusOr<std::unique_ptr<CoordinatorService>> MakeService(const Flags& flags, const Clock& clock) {

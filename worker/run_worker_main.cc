@@ -336,14 +336,14 @@ absl::Status ServeUntilStopped(const Flags& flags, CoordinatorTransport& coordin
   return end;
 }
 
-absl::StatusOr<std::unique_ptr<CoordinatorTransport>> ReachCoordinator(const Flags& flags, const std::string& name) {
+absl::StatusOr<std::unique_ptr<CoordinatorTransport>> ReachCoordinator(const Flags& flags, Worker& worker) {
   ASSIGN_OR_RETURN(auto coordinator, NewGrpcCoordinatorTransport(flags.coordinator, flags.tls));
   if (flags.heartbeats.empty()) return coordinator;
   absl::StatusOr<std::unique_ptr<CoordinatorTransport>> relay =
       NewGrpcCoordinatorTransport(flags.heartbeats, flags.tls);
   if (!relay.ok()) return Annotate(relay.status(), "--heartbeats");
-  return std::unique_ptr<CoordinatorTransport>(
-      std::make_unique<RelayedCoordinator>(name, std::move(coordinator), *std::move(relay)));
+  return std::unique_ptr<CoordinatorTransport>(std::make_unique<RelayedCoordinator>(
+      worker.options().name, std::move(coordinator), *std::move(relay), [&worker] { worker.Hurry(); }));
 }
 
 absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
@@ -353,9 +353,9 @@ absl::Status RunWorker(const Flags& flags, const WorkerCuda& cuda) {
   ASSIGN_OR_RETURN(const std::string host_id, HostId());
   std::unique_ptr<NodeLink> node;
   ASSIGN_OR_RETURN(v1::JoinRequest identity, Identify(flags, host_id, node));
-  ASSIGN_OR_RETURN(const auto coordinator, ReachCoordinator(flags, identity.name()));
   ASSIGN_OR_RETURN(const WorkerOptions options, OptionsOf(flags, cuda, identity.name(), node.get()));
   Worker worker(options, NewProcessMemory());
+  ASSIGN_OR_RETURN(const auto coordinator, ReachCoordinator(flags, worker));
   if (node != nullptr) identity.set_dead_incarnation(RemoveDeadIncarnations(flags, identity.name()));
   for (v1::ResumedJob& job : worker.Resume()) *identity.add_resumed() = std::move(job);
   ASSIGN_OR_RETURN(auto local, LocalServer::Start(identity.local_socket(), worker, clock));

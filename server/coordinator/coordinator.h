@@ -47,9 +47,9 @@ namespace shardmesh {
 
 struct CoordinatorOptions {
   absl::Duration heartbeat_timeout = absl::Seconds(3);  // silence after which a worker counts as dead
-  // Silence of all workers of a host, since its node hung up, after which the host counts as lost. What they say in the
-  // first part of it does not count: a worker says at once that its node is gone, and may end next. One that does not end
-  // speaks several times in it.
+  // Silence of all workers of a host, since its node's call ended, after which the host counts as lost. What they say in
+  // the first quarter of it does not count: a worker says at once that its node is gone, and may end next. One that does
+  // not end speaks several times in it.
   absl::Duration host_timeout = absl::Milliseconds(750);
   int max_jobs = 1000;
   int max_workers = 4096;
@@ -242,9 +242,11 @@ class Coordinator {
   // gone, or another heartbeat of it came since.
   void HearThatItIsThere(const std::string& name, const Heard& last, absl::Time now);
 
-  // The node of the worker's host hung up the call that had the worker's last heartbeat. If the host is silent for the
-  // host_timeout, TickHosts counts all of its workers as dead. No effect if another heartbeat of this one came since.
-  void HangUp(const std::string& name, const Heard& last, absl::Time now);
+  // A heartbeat of the worker came in this call of its host's node, of which each has another number: it is the newest.
+  void HearInCall(const std::string& worker, uint64_t call);
+  // The call has ended. If it is the newest of its host, none begins, and the host's workers are silent for the
+  // host_timeout, TickHosts counts all of them as dead.
+  void EndCall(uint64_t call, absl::Time now);
 
   // What a worker keeps of jobs with copies=2, in whatever jobs it is now; before its heartbeat. No effect where that is
   // refused.
@@ -260,8 +262,9 @@ class Coordinator {
   // timeout between two calls it was this process that was held up: the workers then get a full timeout to be heard
   // again.
   absl::Status Tick(absl::Time now);
-  // The same for hosts whose node hung up: nothing to do but where there are some. Call it several times within a
-  // host_timeout. After a pause of more than half of one it was this process that was held up, and hosts wait.
+  // The same for hosts whose node's call ended: nothing to do but where there are some. Call it several times within a
+  // host_timeout. After a pause of more than half of one it was this process that was held up: hosts then get a full
+  // host_timeout to be heard again.
   absl::Status TickHosts(absl::Time now);
 
   // The log lines since the last call: transitions, as key=value with quoted values.
@@ -378,9 +381,8 @@ class Coordinator {
   // coordinator_hosts.cc
   // Whether a loss that another host says waits until the members of the lost one's host were heard, or not.
   bool AwaitsHost(Transaction& transaction, const MemberReport& report, const WorkerIdentity& reporter, absl::Time now);
-  // Of a host whose node hung up, those that have not spoken. It is forgotten once a worker of it is heard, and lost after
-  // the host_timeout. `steady`: this process was not held up, so that heartbeats that came are known.
-  std::map<std::string, Ending> TakeSilentHosts(bool steady, absl::Time now);
+  // Hosts whose node's call ended a host_timeout ago, and when; they are forgotten. `steady`: this process was not held up.
+  std::map<std::string, absl::Time> TakeLateHosts(bool steady, absl::Time now);
 
   // coordinator_membership.cc
   bool IsAsAt(const Worker& worker, const Heard& last, absl::Time now) const;
@@ -428,7 +430,11 @@ class Coordinator {
   const std::unique_ptr<Store> store_;
   CoordinatorState state_;
   std::vector<std::string> events_;
-  std::map<std::string, absl::Time> hung_up_;  // by host: when its node hung up; no worker of it was heard for long
+  struct NodeCall {
+    uint64_t number = 0;
+    std::optional<absl::Time> ended;
+  };
+  std::map<std::string, NodeCall> node_calls_;  // by host: the newest one
   // Incarnations of workers that were said to hold jobs of another store; at most max_workers.
   std::set<std::string> foreign_;
   absl::Time last_tick_ = absl::InfinitePast(), last_hosts_tick_ = absl::InfinitePast();

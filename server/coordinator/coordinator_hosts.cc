@@ -1,10 +1,11 @@
 // What tells the coordinator that a whole host is lost.
-#include <iterator>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/coordinator/coordinator.h"
 
@@ -12,7 +13,7 @@ namespace shardmesh {
 namespace {
 
 constexpr int kHostPatience = 2;    // part of the heartbeat time-out: workers are heard twice in it, or more often
-constexpr int kPartOfFarewell = 4;  // of the host_timeout: what is said in it by workers that end next
+constexpr int kPartNotCounted = 4;  // of the host_timeout
 
 }  // namespace
 
@@ -39,40 +40,54 @@ bool Coordinator::AwaitsHost(Transaction& transaction, const MemberReport& repor
   return false;
 }
 
-// A node's connection ends with its process; what is lost with the host's network ends later than the time-out.
-void Coordinator::HangUp(const std::string& name, const Heard& last, absl::Time now) {
-  const Worker* const worker = FindWorker(name);
-  if (worker == nullptr || !IsAsAt(*worker, last, now)) return;
-  const std::string& host = worker->record.identity.host_id;
-  if (hung_up_.emplace(host, now).second)
-    events_.push_back(absl::StrCat("event=node_hung_up host=\"", absl::CHexEscape(host), "\""));
+void Coordinator::HearInCall(const std::string& worker, uint64_t call) {
+  const Worker* const there = FindWorker(worker);
+  if (there != nullptr) node_calls_[there->record.identity.host_id] = {call, std::nullopt};
 }
 
-std::map<std::string, Coordinator::Ending> Coordinator::TakeSilentHosts(bool steady, absl::Time now) {
-  std::map<std::string, Ending> lost;
-  for (auto host = hung_up_.begin(); host != hung_up_.end();) {
-    const auto& [id, since] = *host;
-    std::map<std::string, Ending> silent;
-    bool heard = false;
-    for (const auto& [name, worker] : state_.workers) {
-      if (worker.record.identity.host_id != id || worker.record.state != WorkerState::kAlive) continue;
-      heard = heard || worker.last_heartbeat > since + options_.host_timeout / kPartOfFarewell;
-      const std::string silence = absl::FormatDuration(now - worker.last_heartbeat);
-      silent[name] = {absl::StrCat("was silent for ", silence, ", and the node of its host had hung up"),
-                      absl::StrCat("silent_for=", silence, " node_hung_up=true")};
-    }
-    const bool late = steady && now - since > options_.host_timeout;
-    if (late && !heard) lost.merge(silent);
-    host = heard || late || silent.empty() ? hung_up_.erase(host) : std::next(host);
+// It ends with the node's process. A node that is there begins another one, or its workers call themselves.
+void Coordinator::EndCall(uint64_t call, absl::Time now) {
+  for (auto& [host, newest] : node_calls_) {
+    if (newest.number == call) newest.ended = now;
   }
-  return lost;
+}
+
+std::map<std::string, absl::Time> Coordinator::TakeLateHosts(bool steady, absl::Time now) {
+  std::map<std::string, absl::Time> late;
+  for (auto host = node_calls_.begin(); host != node_calls_.end();) {
+    std::optional<absl::Time>& ended = host->second.ended;
+    if (ended.has_value() && !steady) ended = now;
+    if (ended.has_value() && now - *ended > options_.host_timeout) {
+      late.emplace(host->first, *ended);
+      host = node_calls_.erase(host);
+    } else {
+      ++host;
+    }
+  }
+  return late;
 }
 
 absl::Status Coordinator::TickHosts(absl::Time now) {
   const bool steady = now - last_hosts_tick_ < options_.host_timeout / 2;
   last_hosts_tick_ = now;
-  if (hung_up_.empty()) return absl::OkStatus();
-  const std::map<std::string, Ending> lost = TakeSilentHosts(steady, now);
+  const std::map<std::string, absl::Time> late = TakeLateHosts(steady, now);
+  if (late.empty()) return absl::OkStatus();
+  std::set<std::string> heard;
+  std::map<std::string, std::map<std::string, Ending>> silent;  // by host
+  for (const auto& [name, worker] : state_.workers) {
+    const auto host = late.find(worker.record.identity.host_id);
+    if (host == late.end() || worker.record.state != WorkerState::kAlive || heard.count(host->first) > 0) continue;
+    if (worker.last_heartbeat > host->second + options_.host_timeout / kPartNotCounted) {
+      heard.insert(host->first);
+      silent.erase(host->first);
+      continue;
+    }
+    const std::string silence = absl::FormatDuration(now - worker.last_heartbeat);
+    silent[host->first][name] = {absl::StrCat("was silent for ", silence, ", and its node, which relayed it, is gone"),
+                                 absl::StrCat("silent_for=", silence, " node_gone=true")};
+  }
+  std::map<std::string, Ending> lost;
+  for (auto& [host, workers] : silent) lost.merge(workers);
   if (lost.empty()) return absl::OkStatus();
   Transaction transaction = NewTransaction();
   MarkDead(transaction, lost, now);

@@ -406,6 +406,7 @@ absl::StatusOr<bool> CoordinatorService::Heartbeats(const v1::HostHeartbeats& re
 bool CoordinatorService::HearAgain(const KnownHost& host, bool quiet) {
   return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
     bool all = true;
+    coordinator.HearInCall(host.heartbeats.at(host.last.front()).request.name(), host.call);
     for (const int place : host.last) {
       const KnownHeartbeat& known = host.heartbeats.at(place);
       const bool same = coordinator.HearAgain(known.heard, now);
@@ -416,9 +417,9 @@ bool CoordinatorService::HearAgain(const KnownHost& host, bool quiet) {
   });
 }
 
-void CoordinatorService::HangUp(const KnownHost& host) {
+void CoordinatorService::EndCall(const KnownHost& host) {
   Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
-    for (const auto& [place, known] : host.heartbeats) coordinator.HangUp(known.request.name(), known.heard, now);
+    coordinator.EndCall(host.call, now);
     return true;
   });
 }
@@ -447,10 +448,12 @@ void CoordinatorService::HearEach(const v1::HostHeartbeats& request, KnownHost& 
       const v1::HeartbeatRequest& q = heartbeat(i);
       if (!request.workers(i).has_heartbeat()) {
         heard[i].same = coordinator.HearAgain(known.at(request.workers(i).place()).heard, now);
+        if (heard[i].same) coordinator.HearInCall(q.name(), host.call);
         if (heard[i].same) continue;
       }
       heard[i].told = Hear(coordinator, now, q);
       if (!heard[i].told.ok()) continue;
+      coordinator.HearInCall(q.name(), host.call);
       heard[i].may_repeat = coordinator.MayRepeat(q.name(), ReportsFromProto(q), *heard[i].told);
     }
     return std::move(heard);

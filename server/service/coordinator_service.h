@@ -42,6 +42,7 @@ struct KnownHeartbeat {
 
 // What one call of Hosts.Heartbeats knows of its host.
 struct KnownHost {
+  uint64_t call = 0;                         // which one it is, from 1
   std::map<int, KnownHeartbeat> heartbeats;  // by place
   std::vector<int> last;                     // places of the last message that named some
   bool takes_again = false;                  // what the last reply said; then each of `last` is in `heartbeats`
@@ -61,8 +62,8 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
   absl::StatusOr<bool> Heartbeats(const v1::HostHeartbeats& request, KnownHost& host, v1::HostHeartbeatReplies& replies)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // The call of `host` has ended: Coordinator::HangUp of its workers.
-  void HangUp(const KnownHost& host) ABSL_LOCKS_EXCLUDED(mu_);
+  // Coordinator::EndCall.
+  void EndCall(const KnownHost& host) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Coordinator::Tick at the clock's time. Unavailable: the store failed; the next call tries again.
   absl::Status Tick() ABSL_LOCKS_EXCLUDED(mu_);

@@ -14,7 +14,7 @@ namespace shardmesh {
 class HostsService::Call final : public grpc::ServerBidiReactor<v1::HostHeartbeats, v1::HostHeartbeatReplies> {
  public:
   Call(HostsService& service, grpc::CallbackServerContext* context) : service_(service), context_(context) {
-    service_.Began(context);
+    host_.call = service_.Began(context);
     if (const absl::Status status = RequireDeadline(*context, "Hosts.Heartbeats"); !status.ok()) {
       Finish(ToGrpc(status));
     } else {
@@ -61,10 +61,11 @@ grpc::ServerBidiReactor<v1::HostHeartbeats, v1::HostHeartbeatReplies>* HostsServ
   return new Call(*this, context);
 }
 
-void HostsService::Began(grpc::CallbackServerContext* context) {
+uint64_t HostsService::Began(grpc::CallbackServerContext* context) {
   MutexLock lock(mu_);
   open_.insert(context);
   if (ended_) context->TryCancel();
+  return ++calls_;
 }
 
 // A call that this process ends tells nothing of the host.
@@ -74,7 +75,7 @@ void HostsService::Ended(grpc::CallbackServerContext* context, const KnownHost& 
     open_.erase(context);
     if (ended_) return;
   }
-  coordinator_.HangUp(host);
+  coordinator_.EndCall(host);
 }
 
 void HostsService::End() {

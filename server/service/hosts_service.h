@@ -23,12 +23,14 @@ class HostsService final : public v1::Hosts::CallbackService {
  private:
   class Call;
 
-  void Began(grpc::CallbackServerContext* context) ABSL_LOCKS_EXCLUDED(mu_);
+  // The call's number.
+  uint64_t Began(grpc::CallbackServerContext* context) ABSL_LOCKS_EXCLUDED(mu_);
   void Ended(grpc::CallbackServerContext* context, const KnownHost& host) ABSL_LOCKS_EXCLUDED(mu_);
 
   CoordinatorService& coordinator_;
   Mutex mu_;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t calls_ ABSL_GUARDED_BY(mu_) = 0;  // that ever began
   std::set<grpc::CallbackServerContext*> open_ ABSL_GUARDED_BY(mu_);
 };
 

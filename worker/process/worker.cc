@@ -23,7 +23,7 @@ namespace {
 // up.
 constexpr absl::Duration kTakeMemory = absl::Seconds(10);  // clients wait a minute for a job to be ready
 constexpr absl::Duration kMaxTick = absl::Milliseconds(50);
-constexpr int kTicksOfUrgent = 3;  // between heartbeats when something is urgent
+constexpr int kTicksOfHurry = 3;  // between heartbeats
 constexpr absl::Duration kReapSlice = absl::Seconds(1);
 
 std::vector<std::string> WorkerNames(const v1::Assignment& assignment) {
@@ -164,8 +164,11 @@ std::vector<v1::MemberStatus> Worker::Statuses() const {
     status.set_unreadable(entry->unreadable);
     if (entry->shard != nullptr) {
       StepProtocol& protocol = entry->shard->protocol();
-      status.set_committed_step(protocol.committed_step().value());
-      for (Step step : protocol.publications().Published()) status.add_published_steps(step.value());
+      const Step committed = protocol.committed_step();
+      status.set_committed_step(committed.value());
+      for (Step step : protocol.publications().Published()) {  // the newest may be shown before its step is committed
+        if (step.value() <= committed.value()) status.add_published_steps(step.value());
+      }
       // What it failed by itself comes first.
       if (const absl::Status health = protocol.members().Health(); !health.ok() && entry->error.empty()) {
         status.set_state(v1::MEMBER_STATE_FAILED);
@@ -339,14 +342,14 @@ absl::Status Worker::Build(const std::shared_ptr<Entry>& entry, std::unique_ptr<
   return absl::OkStatus();
 }
 
-// Its node is gone since a moment, and the coordinator has to hear that this worker is not; or this member has read what
-// it goes back to, and the others may have.
-bool Worker::HasUrgent() const {
+void Worker::Hurry() {
   MutexLock lock(mu_);
-  if (MonotonicNow() - without_node_ < heartbeat_timeout_) return true;
-  return std::any_of(jobs_.begin(), jobs_.end(), [](const auto& job) {
-    return job.second->loaded_digest.has_value() && !job.second->use_loaded.load();
-  });
+  hurries_until_ = MonotonicNow() + heartbeat_timeout_;
+}
+
+bool Worker::Hurries() const {
+  MutexLock lock(mu_);
+  return MonotonicNow() < hurries_until_;
 }
 
 // Signs of life and looks at peers, a few times per heartbeat time-out.
@@ -370,7 +373,7 @@ void Worker::Monitor() {
       // coordinator.
       if (!shard->protocol().members().Health().ok()) Changed();
     }
-    if (tick % kTicksOfUrgent == 0 && (apart || HasUrgent())) Changed();
+    if (tick % kTicksOfHurry == 0 && (apart || Hurries())) Changed();
     SweepPast();
   }
 }

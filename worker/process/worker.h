@@ -110,6 +110,9 @@ class Worker {
   // Called after a member's state changed (so that the next heartbeat goes out at once). When OnChange returns, the
   // callback before it is not running any more. The callback may not call OnChange.
   void OnChange(std::function<void()> callback);
+  // For a heartbeat time-out the callback is called several times in each second: the coordinator has to hear often that
+  // this worker is there, or may have something to say that is waited for.
+  void Hurry();
 
   // NotFound: no such job here. Unavailable: it is being prepared, or failed to be.
   absl::StatusOr<std::shared_ptr<JobShard>> Find(const std::string& job) const;
@@ -257,8 +260,7 @@ class Worker {
   bool IsRetained(const Entry& entry) const;
   void TellWhetherRetained();
   std::vector<std::pair<std::shared_ptr<JobShard>, bool>> JobsAndWhetherRetained() const;
-  // Whether there is something that the coordinator may say in its next answer, or has to hear soon.
-  bool HasUrgent() const;
+  bool Hurries() const;
   // Waits for the trainers of the last incarnation; slots of those that do not come are free then.
   void AwaitClaims(const std::shared_ptr<Entry>& entry, JobShard& shard);
   void Drop(const Entry& entry);
@@ -293,7 +295,7 @@ class Worker {
   std::vector<std::shared_ptr<Entry>> past_ ABSL_GUARDED_BY(mu_);   // closed ones of which a version is leased
   std::deque<std::shared_ptr<Entry>> closed_ ABSL_GUARDED_BY(mu_);  // for the reaper
   absl::Duration heartbeat_timeout_ ABSL_GUARDED_BY(mu_);
-  absl::Time without_node_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // since when its node is gone, newest
+  absl::Time hurries_until_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   bool stop_ ABSL_GUARDED_BY(mu_) = false;
   CondVar stopped_, reap_;
   Mutex round_mu_;     // held in a round of the monitor, before mu_: no shard goes that it looks at

@@ -39,6 +39,7 @@ absl::Status Worker::ReadBack(Entry& entry, JobShard& shard) {
     if (digest.ok()) entry.loaded_digest = *digest;
     entry.unreadable = !digest.ok() && !entry.closing.load() && shard.Health().ok();
   }
+  Hurry();  // the coordinator answers this one before the others have read theirs
   Changed();
   return digest.status();
 }

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "core/base/clock.h"
 #include "core/base/status.h"
 #include "local/memory/futex.h"
 #include "local/process/process_end.h"
@@ -121,10 +120,6 @@ void Worker::TellWhetherRetained() {
   // Now peers know, too: whether they would wait for the next incarnation of this worker.
   spdlog::info("event={} worker={} jobs={}", options_.node->connected() ? "retained_again" : "not_retained",
                options_.name, jobs.size());
-  {
-    MutexLock lock(mu_);
-    if (!options_.node->connected()) without_node_ = MonotonicNow();
-  }
   Changed();
 }
 

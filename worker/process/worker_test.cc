@@ -4,10 +4,9 @@
 #include <functional>
 #include <set>
 #include <string>
-#include <utility>
 
+#include "core/base/clock.h"
 #include "core/base/matchers.h"
-#include "worker/node/node_link.h"
 #include "worker/testing/local_host.h"
 
 namespace shardmesh {
@@ -268,47 +267,34 @@ TEST(WorkerTest, OnChange_IsCalledWhenAJobIsReady) {
   host.workers[0]->OnChange(nullptr);
 }
 
-// A node that a test takes away.
-class NodeThatGoes final : public NodeLink {
- public:
-  void Go() {
-    connected_.store(false);
-    changed_();
-  }
-  const Left& left() const override { return left_; }
-  int64_t incarnation() const override { return 1; }
-  bool connected() const override { return connected_.load(); }
-  void OnChange(std::function<void()> changed) override { changed_ = std::move(changed); }
-  absl::Status Serve(const std::string&, const std::string&) override { return absl::OkStatus(); }
-  absl::Status Joined(int64_t, absl::Duration) override { return absl::OkStatus(); }
-  absl::Status Keep(const std::string&, int64_t, const std::string&, const Segment&) override {
-    return absl::OkStatus();
-  }
-  absl::StatusOr<Segment> Find(const std::string&, int64_t, const std::string&) override {
-    return absl::NotFoundError("nothing is kept");
-  }
-  absl::Status Whole(const RetainedJob&) override { return absl::OkStatus(); }
-  void Drop(const std::string&, int64_t) override {}
+// The coordinator would refuse a heartbeat with it.
+TEST(WorkerTest, AVersionThatIsShownBeforeItsStepIsCommitted_IsNotTold) {
+  LocalHost host(1);
+  const JobSpec job = SmallJob("fsdp=1", 1);
+  ASSERT_NO_FATAL_FAILURE(host.Start(job));
+  ASSERT_OK_AND_ASSIGN(const auto shard, host.workers[0]->Find(job.name));
+  shard->protocol().publications().Show(0, 7);
+  EXPECT_EQ(shard->protocol().publications().Published().size(), 1u);
+  EXPECT_EQ(host.StatusOf(0).published_steps_size(), 0);
+}
 
- private:
-  Left left_;
-  std::atomic<bool> connected_{true};
-  std::function<void()> changed_;
-};
-
-// So that the coordinator, to which the node has hung up, hears soon that the host is not lost.
-TEST(WorkerTest, ItsNodeIsGone_ItSpeaksAgainAndAgainForATimeOut) {
-  NodeThatGoes node;
+TEST(WorkerTest, Hurry_CallsBackSeveralTimes_ForATimeOut) {
   WorkerOptions options;
-  options.node = &node;
-  options.heartbeat_timeout = absl::Seconds(2);
+  options.heartbeat_timeout = absl::Seconds(1);
   Worker worker(options, NewProcessMemory());
   std::atomic<int> calls{0};
-  worker.OnChange([&] { ++calls; });
+  std::atomic<int64_t> last{0};
+  worker.OnChange([&] {
+    ++calls;
+    last.store(MonotonicNanos());
+  });
   EXPECT_EQ(calls.load(), 0);
-  node.Go();
-  EXPECT_EQ(calls.load(), 1);
-  EXPECT_TRUE(Await([&] { return calls.load() >= 4; }));
+  const int64_t begin = MonotonicNanos();
+  worker.Hurry();
+  EXPECT_TRUE(Await([&] { return calls.load() >= 3; }));
+  const int64_t quiet = absl::ToInt64Nanoseconds(options.heartbeat_timeout / 2);
+  EXPECT_TRUE(Await([&] { return MonotonicNanos() - last.load() > quiet; })) << "it ends";
+  EXPECT_LT(last.load() - begin, 2 * absl::ToInt64Nanoseconds(options.heartbeat_timeout));
   worker.OnChange(nullptr);
 }
 

@@ -34,8 +34,12 @@ bool IsCoordinators(const absl::Status& status) {
 }  // namespace
 
 RelayedCoordinator::RelayedCoordinator(std::string worker, std::unique_ptr<CoordinatorTransport> coordinator,
-                                       std::unique_ptr<CoordinatorTransport> relay)
-    : worker_(std::move(worker)), coordinator_(std::move(coordinator)), relay_(std::move(relay)), patience_(kLongest) {}
+                                       std::unique_ptr<CoordinatorTransport> relay, std::function<void()> relay_lost)
+    : worker_(std::move(worker)),
+      coordinator_(std::move(coordinator)),
+      relay_(std::move(relay)),
+      relay_lost_(std::move(relay_lost)),
+      patience_(kLongest) {}
 
 absl::StatusOr<v1::JoinReply> RelayedCoordinator::Join(const v1::JoinRequest& request, absl::Duration timeout) {
   ASSIGN_OR_RETURN(v1::JoinReply reply, coordinator_->Join(request, timeout));
@@ -61,6 +65,7 @@ absl::StatusOr<v1::HeartbeatReply> RelayedCoordinator::Heartbeat(const v1::Heart
         spdlog::info("event=heartbeats_relayed_again worker={}", worker_);
       } else {
         spdlog::warn("event=heartbeats_not_relayed worker={} error=\"{}\"", worker_, reply.status().ToString());
+        relay_lost_();
       }
     }
     if (relayed) return reply;

@@ -2,6 +2,7 @@
 // heartbeats while the relay does not answer, go to the coordinator itself. Thread-safe.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -12,9 +13,10 @@ namespace shardmesh {
 
 class RelayedCoordinator final : public CoordinatorTransport {
  public:
-  // `worker`: its name, for the log.
+  // `worker`: its name, for the log. `relay_lost`: called when the relay does not answer after it did. It may not call this
+  // object.
   RelayedCoordinator(std::string worker, std::unique_ptr<CoordinatorTransport> coordinator,
-                     std::unique_ptr<CoordinatorTransport> relay);
+                     std::unique_ptr<CoordinatorTransport> relay, std::function<void()> relay_lost);
 
   bool has_answered() const override { return coordinator_->has_answered(); }
   absl::StatusOr<v1::CreateJobReply> CreateJob(const v1::CreateJobRequest& request, absl::Duration timeout) override;
@@ -37,6 +39,7 @@ class RelayedCoordinator final : public CoordinatorTransport {
  private:
   const std::string worker_;
   const std::unique_ptr<CoordinatorTransport> coordinator_, relay_;
+  const std::function<void()> relay_lost_;
   Mutex mu_;
   absl::Duration patience_ ABSL_GUARDED_BY(mu_);                  // with the relay
   absl::Time again_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();  // when it is asked again

@@ -59,7 +59,9 @@ class RelayedTest : public ::testing::Test {
   absl::Status Beat() { return relayed_.Heartbeat({}, absl::Seconds(2)).status(); }
 
   Answers direct_, relay_;
-  RelayedCoordinator relayed_{"w", std::make_unique<FakeTransport>(direct_), std::make_unique<FakeTransport>(relay_)};
+  int lost_ = 0;
+  RelayedCoordinator relayed_{"w", std::make_unique<FakeTransport>(direct_), std::make_unique<FakeTransport>(relay_),
+                              [this] { ++lost_; }};
 };
 
 TEST_F(RelayedTest, HeartbeatsGoToTheRelay_WithPartOfTheTimeout) {
@@ -76,12 +78,15 @@ TEST_F(RelayedTest, TheRelayDoesNotAnswer_TheCoordinatorIsCalled_AndTheRelayIsLe
   for (const Code code : {Code::kUnavailable, Code::kDeadlineExceeded, Code::kUnimplemented, Code::kInternal,
                           Code::kPermissionDenied, Code::kAborted, Code::kInvalidArgument, Code::kUnauthenticated}) {
     Answers direct, relay;
-    RelayedCoordinator relayed("w", std::make_unique<FakeTransport>(direct), std::make_unique<FakeTransport>(relay));
+    lost_ = 0;
+    RelayedCoordinator relayed("w", std::make_unique<FakeTransport>(direct), std::make_unique<FakeTransport>(relay),
+                               [this] { ++lost_; });
     relay.heartbeat = absl::Status(code, "the relay");
     EXPECT_OK(relayed.Heartbeat({}, absl::Seconds(2)));
     EXPECT_OK(relayed.Heartbeat({}, absl::Seconds(2)));
     EXPECT_EQ(relay.heartbeats, 1) << code;
     EXPECT_EQ(direct.heartbeats, 2) << code;
+    EXPECT_EQ(lost_, 1) << code;
   }
 }
 
@@ -94,6 +99,7 @@ TEST_F(RelayedTest, TheCoordinatorRefuses_ThatIsTheAnswer) {
     EXPECT_EQ(Beat(), refusal);
   }
   EXPECT_EQ(direct_.heartbeats, 0);
+  EXPECT_EQ(lost_, 0);
 }
 
 }  // namespace

@@ -213,16 +213,18 @@ TEST_P(HostMeetAgain, LostAtAnyMoment_TheSameBits) {
       const RankNames names{0, static_cast<int>(spec.mesh.NumRanks()) / GetParam().hosts};
       Meetings place(GetParam().hosts, names, seed, kOneOf);
       std::vector<std::atomic<bool>> apart(GetParam().hosts);
-      JobOnHosts job(spec, GetParam().hosts, [&](int host) {
-        HostLeadOptions options{kLongWait, kLongWait};
-        options.apart = &apart[host];
-        options.meet_again = [&, host](absl::Duration timeout, const std::function<absl::Status()>& goes_on) {
-          EXPECT_TRUE(apart[host].load());
-          return place.Meet(host, timeout, goes_on);
-        };
-        return JobOnHosts::Connected{std::move(options), place.GroupsOf("first", host)};
-      });
-      ASSERT_NO_FATAL_FAILURE(Train(job, way, learnt)) << variant.name;
+      {
+        JobOnHosts job(spec, GetParam().hosts, [&](int host) {
+          HostLeadOptions options{kLongWait, kLongWait};
+          options.apart = &apart[host];
+          options.meet_again = [&, host](absl::Duration timeout, const std::function<absl::Status()>& goes_on) {
+            EXPECT_TRUE(apart[host].load());
+            return place.Meet(host, timeout, goes_on);
+          };
+          return JobOnHosts::Connected{std::move(options), place.GroupsOf("first", host)};
+        });
+        ASSERT_NO_FATAL_FAILURE(Train(job, way, learnt)) << variant.name;
+      }
       EXPECT_EQ(learnt, expected) << variant.name << ", way " << static_cast<int>(way);
       for (const std::atomic<bool>& still : apart) EXPECT_FALSE(still.load()) << variant.name;
       meetings += place.count() - 1;
