@@ -5,7 +5,7 @@
 // have as a whole. A fourth has neither, and is saved all the time: it goes back to its newest checkpoint, and to no
 // older one. All learn the bits of one process. Prints how long they paused, by what was done.
 //
-// SHARDMESH_CHAOS_HOSTS_SECONDS: how long (60; a soak: 900). SHARDMESH_SEED: in which order. SHARDMESH_CHAOS_HOSTS_ONLY:
+// SHARDMESH_CHAOS_HOSTS_SECONDS: how long (90; a soak: 900). SHARDMESH_SEED: in which order. SHARDMESH_CHAOS_HOSTS_ONLY:
 // what alone is done, as "host killed"; all logs are printed then. Events go to chaos.jsonl among the test's outputs;
 // plot_chaos.py draws it. Needs root and the right to make namespaces.
 #include "tests/testing/hosts.h"
@@ -468,7 +468,7 @@ JobSpec Copied() {
 TEST(HostsChaos, WhateverHappensToAHost_NoStepIsLost_AndTheBitsAreTheSame) {
   std::random_device device;
   const auto seed = static_cast<uint32_t>(testing::NumberOfEnvironment("SHARDMESH_SEED", device()));
-  const int64_t seconds = testing::NumberOfEnvironment("SHARDMESH_CHAOS_HOSTS_SECONDS", 60);
+  const int64_t seconds = testing::NumberOfEnvironment("SHARDMESH_CHAOS_HOSTS_SECONDS", 90);
   std::printf("SHARDMESH_SEED=%u SHARDMESH_CHAOS_HOSTS_SECONDS=%d\n", seed, static_cast<int>(seconds));
   Fleet fleet;
   if (const absl::Status created = fleet.CreateHosts(); !created.ok()) {
