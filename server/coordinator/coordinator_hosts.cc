@@ -17,8 +17,8 @@ constexpr int kPartNotCounted = 4;  // of the host_timeout
 
 }  // namespace
 
-// The lead of a host speaks for it, so other hosts cannot tell whether it died alone. A member of the host that lives sees
-// the death itself, and says so at once. Those that say nothing for a while are taken to have died with it: else the job
+// The lead of a host speaks for it, so other hosts cannot tell whether it died alone. A member of its host that is there
+// sees the death itself, and says so at once. Those that say nothing for a while are taken to have died with it: else the job
 // would be given to them once more, and wait until they are silent for the time-out.
 bool Coordinator::AwaitsHost(Transaction& transaction, const MemberReport& report, const WorkerIdentity& reporter,
                              absl::Time now) {

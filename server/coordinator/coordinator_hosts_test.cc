@@ -73,7 +73,7 @@ TEST_F(ReformOnHostsTest, AnotherHostsLeadIsGone_ItsMembersAreHeardFirst) {
   EXPECT_EQ(View("j").state, JobState::kReady);
   Beat("d");
   Beat("a", {lost});
-  EXPECT_EQ(Members(), (Names{"a", "d"})) << "d lives";
+  EXPECT_EQ(Members(), (Names{"a", "d"})) << "d is there";
   EXPECT_EQ(View("j").definition->spec().mesh.ToString(), "ddp=2,fsdp=1");
 }
 

@@ -448,13 +448,11 @@ void CoordinatorService::HearEach(const v1::HostHeartbeats& request, KnownHost& 
       const v1::HeartbeatRequest& q = heartbeat(i);
       if (!request.workers(i).has_heartbeat()) {
         heard[i].same = coordinator.HearAgain(known.at(request.workers(i).place()).heard, now);
-        if (heard[i].same) coordinator.HearInCall(q.name(), host.call);
-        if (heard[i].same) continue;
       }
-      heard[i].told = Hear(coordinator, now, q);
+      if (!heard[i].same) heard[i].told = Hear(coordinator, now, q);
       if (!heard[i].told.ok()) continue;
       coordinator.HearInCall(q.name(), host.call);
-      heard[i].may_repeat = coordinator.MayRepeat(q.name(), ReportsFromProto(q), *heard[i].told);
+      if (!heard[i].same) heard[i].may_repeat = coordinator.MayRepeat(q.name(), ReportsFromProto(q), *heard[i].told);
     }
     return std::move(heard);
   });

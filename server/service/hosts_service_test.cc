@@ -95,6 +95,20 @@ class HostsServiceTest : public ::testing::Test {
     v1::JoinReply reply;
     ASSERT_TRUE(v1::Coordinator::NewStub(channel_)->Join(&context, request, &reply).ok());
   }
+  // Worker "a" has a job alone, and its heartbeat is kept at place 0.
+  void BeginAtRest() {
+    Join("a");
+    Create(SmallSpec("j", 1));
+    const v1::HeartbeatRequest a = Heartbeat("a");
+    const v1::HeartbeatRequest ready = Heartbeat("a", Exchange(0, &a).reply());
+    for (int i = 0; i < 2; ++i) Exchange(0, &ready);
+  }
+  void WaitTwoSeconds() {
+    for (int i = 0; i < 2; ++i) {
+      clock_.Advance(absl::Seconds(1));
+      ASSERT_OK(coordinator_->Tick());
+    }
+  }
   void Create(const JobSpec& spec) {
     v1::CreateJobRequest request;
     *request.mutable_spec() = ToProto(spec);
@@ -199,45 +213,25 @@ TEST_F(HostsServiceTest, AQuietMessage_GetsNoReply) {
 }
 
 TEST_F(HostsServiceTest, AQuietMessage_CountsAsHeard) {
-  Join("a");
-  Create(SmallSpec("j", 1));
-  const v1::HeartbeatRequest a = Heartbeat("a");
-  const v1::HeartbeatRequest ready = Heartbeat("a", Exchange(0, &a).reply());
-  for (int i = 0; i < 2; ++i) Exchange(0, &ready);
-  const auto wait = [&] {
-    for (int i = 0; i < 2; ++i) {
-      clock_.Advance(absl::Seconds(1));
-      ASSERT_OK(coordinator_->Tick());
-    }
-  };
-  wait();
+  ASSERT_NO_FATAL_FAILURE(BeginAtRest());
+  ASSERT_NO_FATAL_FAILURE(WaitTwoSeconds());
   ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
   // Of another place, whose reply comes when the quiet one was heard.
   const v1::HeartbeatRequest nobody = Heartbeat("nobody");
   Exchange(1, &nobody);
-  wait();
+  ASSERT_NO_FATAL_FAILURE(WaitTwoSeconds());
   EXPECT_TRUE(Exchange(0, nullptr).same()) << "it would have been silent for four seconds, of three";
 }
 
 // It is there, whatever it would be told.
 TEST_F(HostsServiceTest, AQuietMessage_CountsAsHeard_WhenAnotherJobHasChanged) {
-  Join("a");
-  Create(SmallSpec("j", 1));
-  const v1::HeartbeatRequest a = Heartbeat("a");
-  const v1::HeartbeatRequest ready = Heartbeat("a", Exchange(0, &a).reply());
-  for (int i = 0; i < 2; ++i) Exchange(0, &ready);
-  const auto wait = [&] {
-    for (int i = 0; i < 2; ++i) {
-      clock_.Advance(absl::Seconds(1));
-      ASSERT_OK(coordinator_->Tick());
-    }
-  };
-  wait();
+  ASSERT_NO_FATAL_FAILURE(BeginAtRest());
+  ASSERT_NO_FATAL_FAILURE(WaitTwoSeconds());
   Create(SmallSpec("k", 1));
   ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
   const v1::HeartbeatRequest nobody = Heartbeat("nobody");
   Exchange(1, &nobody);
-  wait();
+  ASSERT_NO_FATAL_FAILURE(WaitTwoSeconds());
   v1::DescribeJobRequest request;
   request.set_job("j");
   grpc::ClientContext context;

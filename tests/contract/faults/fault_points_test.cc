@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <memory>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -157,16 +158,21 @@ std::vector<Case> StoppedCases() {
   return cases;
 }
 
-class StoppedWhileAttaching : public ::testing::TestWithParam<bool> {};  // a reader, or else a trainer
-
-// The call that grants it was answered, so that only silence over the socket tells.
-TEST_P(StoppedWhileAttaching, IsToldInTime) {
-  setenv("SHARDMESH_FAULT", "w0:attaching:stop:1", 1);
+// One worker, w0, with this fault.
+absl::StatusOr<std::unique_ptr<Cluster>> StartFaulty(const char* fault) {
+  setenv("SHARDMESH_FAULT", fault, 1);
   ClusterOptions options;
   options.workers = 1;
   options.heartbeat_timeout = kHeartbeatTimeout;
   options.worker_program = "tests/testing/faulty_worker";
-  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start(options));
+  return Cluster::Start(options);
+}
+
+class StoppedWhileAttaching : public ::testing::TestWithParam<bool> {};  // a reader, or else a trainer
+
+// The call that grants it was answered, so that only silence over the socket tells.
+TEST_P(StoppedWhileAttaching, IsToldInTime) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartFaulty("w0:attaching:stop:1"));
   ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect());
   ASSERT_OK_AND_ASSIGN(const auto job, client.CreateJob(testing::OddJob("job", "fsdp=1", 1)));
   ReaderOptions reader;
@@ -181,12 +187,7 @@ TEST_P(StoppedWhileAttaching, IsToldInTime) {
 
 // Its welcome comes later than a worker may be silent, and it answers other calls.
 TEST(LateWhileAttaching, ATrainerWaits) {
-  setenv("SHARDMESH_FAULT", "w0:attaching:delay:1", 1);
-  ClusterOptions options;
-  options.workers = 1;
-  options.heartbeat_timeout = kHeartbeatTimeout;
-  options.worker_program = "tests/testing/faulty_worker";
-  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start(options));
+  ASSERT_OK_AND_ASSIGN(const auto cluster, StartFaulty("w0:attaching:delay:1"));
   ClientOptions impatient;
   impatient.peer_timeout = absl::Milliseconds(150);  // the delay is longer
   ASSERT_OK_AND_ASSIGN(Client client, Client::Connect(cluster->coordinator_address(), impatient));

@@ -95,6 +95,7 @@ TEST_F(RelayedHeartbeats, TheNodeIsKilled_AndComesBack) {
 }
 
 TEST_F(RelayedHeartbeats, TheNodeIsKilled_WithItsWorkers_TheyAreLostBeforeTheTimeOut) {
+  for (const v1::Member& member : job_->members()) kill(member.pid(), SIGSTOP);  // so that none speaks any more
   cluster_->node().Kill9();
   for (const v1::Member& member : job_->members()) kill(member.pid(), SIGKILL);
   const absl::Time latest = MonotonicNow() + kLong;
