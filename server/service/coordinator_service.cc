@@ -406,7 +406,6 @@ absl::StatusOr<bool> CoordinatorService::Heartbeats(const v1::HostHeartbeats& re
 bool CoordinatorService::HearAgain(const KnownHost& host, bool quiet) {
   return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
     bool all = true;
-    coordinator.HearInCall(host.heartbeats.at(host.last.front()).request.name(), host.call);
     for (const int place : host.last) {
       const KnownHeartbeat& known = host.heartbeats.at(place);
       const bool same = coordinator.HearAgain(known.heard, now);
@@ -448,11 +447,12 @@ void CoordinatorService::HearEach(const v1::HostHeartbeats& request, KnownHost& 
       const v1::HeartbeatRequest& q = heartbeat(i);
       if (!request.workers(i).has_heartbeat()) {
         heard[i].same = coordinator.HearAgain(known.at(request.workers(i).place()).heard, now);
+        if (heard[i].same) continue;
       }
-      if (!heard[i].same) heard[i].told = Hear(coordinator, now, q);
+      heard[i].told = Hear(coordinator, now, q);
       if (!heard[i].told.ok()) continue;
-      coordinator.HearInCall(q.name(), host.call);
-      if (!heard[i].same) heard[i].may_repeat = coordinator.MayRepeat(q.name(), ReportsFromProto(q), *heard[i].told);
+      coordinator.HearInCall(q.name(), host.call);  // the first of a call is always whole
+      heard[i].may_repeat = coordinator.MayRepeat(q.name(), ReportsFromProto(q), *heard[i].told);
     }
     return std::move(heard);
   });
