@@ -189,28 +189,28 @@ v1::HostHeartbeats ServedFleet::MessageOf(int host) {
   return message;
 }
 
-absl::Status ServedFleet::HostsShare(int first) {
+absl::Status ServedFleet::HostsShare(int first, bool skips) {
   const int hosts = static_cast<int>(hosts_.size());
   for (int host = first; host < hosts; host += kConnections) {
     HostCall& call = *hosts_[host];
     v1::HostHeartbeats message = MessageOf(host);
-    // As a node sends it: in one word where nothing is new, and every second of those gets no reply.
+    // As a node sends it: in one word where nothing is new.
     bool news = !call.takes_again;
     for (const v1::HostHeartbeats::Worker& worker : message.workers()) news = news || worker.has_heartbeat();
+    call.skipped = skips && !news && call.may_skip && !call.skipped;
+    if (call.skipped) continue;
     if (!news) {
       message.Clear();
       message.set_again(true);
-      message.set_quiet(call.allows_quiet && !call.quiet);
     }
-    call.quiet = message.quiet();
     if (!call.stream->Write(message)) return FromGrpc(call.stream->Finish(), "coordinator");
   }
   for (int host = first; host < hosts; host += kConnections) {
-    if (hosts_[host]->quiet) continue;
+    if (hosts_[host]->skipped) continue;
     v1::HostHeartbeatReplies replies;
     if (!hosts_[host]->stream->Read(&replies)) return FromGrpc(hosts_[host]->stream->Finish(), "coordinator");
     hosts_[host]->takes_again = replies.takes_again();
-    hosts_[host]->allows_quiet = replies.allows_quiet();
+    hosts_[host]->may_skip = replies.may_skip();
     if (replies.same()) continue;
     if (replies.answers_size() != kRanksPerHost) {
       return absl::InternalError(
@@ -227,17 +227,16 @@ absl::Status ServedFleet::HostsShare(int first) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Cost> ServedFleet::BeatByHost(int rounds) {
+absl::StatusOr<Cost> ServedFleet::BeatByHost(int rounds, bool skips) {
   if (hosts_.empty()) {
     RETURN_IF_ERROR(OpenHosts());
-    RETURN_IF_ERROR(OnAll(1, [this](int i) { return HostsShare(i); }).status());
+    RETURN_IF_ERROR(OnAll(1, [this](int i) { return HostsShare(i, /*skips=*/false); }).status());
   }
-  for (const auto& host : hosts_) host->quiet = false;  // as the last message that is sent below
   Cost all;
   rounds *= 2;
   for (int round = 0; round < rounds; ++round) {
     ++step_;  // rank 0 of each job has something to say
-    ASSIGN_OR_RETURN(const Cost cost, OnAll(1, [this](int i) { return HostsShare(i); }));
+    ASSIGN_OR_RETURN(const Cost cost, OnAll(1, [this, skips](int i) { return HostsShare(i, skips); }));
     all.elapsed += cost.elapsed / rounds;
     all.processor += cost.processor / rounds;
   }

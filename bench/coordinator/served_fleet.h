@@ -39,9 +39,9 @@ class ServedFleet {
   absl::StatusOr<Cost> ReportReady();
   // `rounds` heartbeats of each worker; the cost of one of each.
   absl::StatusOr<Cost> Beat(int rounds);
-  // The same of 2 * `rounds`, since every second message of a host with nothing new gets no reply; those of a host in one
-  // message of a call that stays open, each over a connection of its own. Errors of NewChannel.
-  absl::StatusOr<Cost> BeatByHost(int rounds);
+  // The same of 2 * `rounds`; those of a host in one message of a call that stays open, each over a connection of its own.
+  // `skips`: as a node, a host leaves out every second message that has nothing new. Errors of NewChannel.
+  absl::StatusOr<Cost> BeatByHost(int rounds, bool skips);
 
   int64_t assignment_bytes() const { return assignment_bytes_; }  // of one reply
 
@@ -57,8 +57,8 @@ class ServedFleet {
   v1::HeartbeatRequest HeartbeatOf(int worker, v1::MemberState state) const;
   struct HostCall {
     int64_t sent = -1;  // the step of the last heartbeat of rank 0
-    bool takes_again = false, allows_quiet = false;  // what the last reply said
-    bool quiet = false;                              // the last message
+    bool takes_again = false, may_skip = false;  // what the last reply said
+    bool skipped = false;                        // the last message was left out
     std::unique_ptr<v1::Hosts::Stub> stub;
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReaderWriter<v1::HostHeartbeats, v1::HostHeartbeatReplies>> stream;
@@ -67,7 +67,7 @@ class ServedFleet {
   absl::Status OpenHosts();
   v1::HostHeartbeats MessageOf(int host);
   // Of hosts first, first + kConnections, ...: all are sent before the first is read.
-  absl::Status HostsShare(int first);
+  absl::Status HostsShare(int first, bool skips);
   absl::Status Check(int worker, const v1::HeartbeatReply& reply, bool whole);
 
   const FleetOptions options_;

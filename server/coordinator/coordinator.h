@@ -238,9 +238,6 @@ class Coordinator {
   // The worker sends the same heartbeat again. False, and nothing happens: the whole of it has to be given, since a job has
   // changed, or another heartbeat of that worker came since, or it counts as silent or gone.
   bool HearAgain(const Heard& last, absl::Time now);
-  // The same, of a worker that gets no answer: whatever it would be told, it is there. No effect if it counts as silent or
-  // gone, or another heartbeat of it came since.
-  void HearThatItIsThere(const std::string& name, const Heard& last, absl::Time now);
 
   // A heartbeat of the worker came in this call of its host's node, of which each has another number: it is the newest.
   void HearInCall(const std::string& worker, uint64_t call);

@@ -273,11 +273,6 @@ bool Coordinator::HearAgain(const Heard& last, absl::Time now) {
   return true;
 }
 
-void Coordinator::HearThatItIsThere(const std::string& name, const Heard& last, absl::Time now) {
-  Worker* const worker = FindWorker(name);
-  if (worker != nullptr && IsAsAt(*worker, last, now)) worker->last_heartbeat = now;
-}
-
 // No other heartbeat of it came since, and it counts as alive.
 bool Coordinator::IsAsAt(const Worker& worker, const Heard& last, absl::Time now) const {
   return worker.record.identity.incarnation == last.incarnation && worker.heard == last.number &&

@@ -28,7 +28,9 @@ namespace {
 
 // Of Hosts.Heartbeats.
 constexpr int kMaxHostHeartbeats = 1024;      // in one message, and places of a call
-constexpr int kQuietIntervals = 4;  // of heartbeats in a time-out, where every second message may go unanswered
+// Of heartbeats in a time-out, where every second message may be left out: a host that is there is then heard three times
+// in a time-out, and twice in the half of it after which the coordinator may doubt that (coordinator_hosts.cc).
+constexpr int kSkipIntervals = 6;
 constexpr size_t kMaxKeptBytes = 4 << 10;     // of a heartbeat that is kept: of a worker of a dozen jobs
 constexpr size_t kMaxReplyBytes = 32u << 20;  // beyond it no more assignments are told
 
@@ -357,12 +359,6 @@ absl::Status CheckAgain(const v1::HostHeartbeats& request, const KnownHost& host
     return absl::InvalidArgumentError(
         "a message is `again`, but the last reply has no `takes_again`; name the workers");
   }
-  if (request.quiet() && !host.allows_quiet) {
-    return absl::InvalidArgumentError("a message is `quiet`, but the last reply has no `allows_quiet`");
-  }
-  if (request.quiet() && host.was_quiet) {
-    return absl::InvalidArgumentError("two messages in a row are `quiet`; every second one may be");
-  }
   return absl::OkStatus();
 }
 
@@ -376,42 +372,32 @@ absl::Status CheckHeartbeat(const v1::HostHeartbeats::Worker& worker, const std:
 
 }  // namespace
 
-absl::StatusOr<bool> CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, KnownHost& host,
-                                                    v1::HostHeartbeatReplies& replies) {
+absl::Status CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, KnownHost& host,
+                                            v1::HostHeartbeatReplies& replies) {
   if (!request.again()) {
-    if (request.quiet()) return absl::InvalidArgumentError("a message is `quiet` and not `again`");
     RETURN_IF_ERROR(CheckPlaces(request));
     host.last.clear();
-    host.was_quiet = false;
     for (const v1::HostHeartbeats::Worker& worker : request.workers()) host.last.push_back(worker.place());
     HearEach(request, host, replies);
   } else {
     RETURN_IF_ERROR(CheckAgain(request, host));
-    const bool same = HearAgain(host, request.quiet());
-    host.was_quiet = request.quiet();
-    if (request.quiet()) return false;
-    replies.set_same(same);
-    if (!same) {
+    replies.set_same(HearAgain(host));
+    if (!replies.same()) {
       v1::HostHeartbeats named;
       for (const int place : host.last) named.add_workers()->set_place(place);
       HearEach(named, host, replies);
     }
   }
   replies.set_takes_again(host.takes_again);
-  replies.set_allows_quiet(host.allows_quiet);
-  return true;
+  replies.set_may_skip(host.may_skip);
+  return absl::OkStatus();
 }
 
 // Whether each of `host.last` is heard so.
-bool CoordinatorService::HearAgain(const KnownHost& host, bool quiet) {
+bool CoordinatorService::HearAgain(const KnownHost& host) {
   return Locked([&](shardmesh::Coordinator& coordinator, absl::Time now) {
     bool all = true;
-    for (const int place : host.last) {
-      const KnownHeartbeat& known = host.heartbeats.at(place);
-      const bool same = coordinator.HearAgain(known.heard, now);
-      if (!same && quiet) coordinator.HearThatItIsThere(known.request.name(), known.heard, now);
-      all = all && same;
-    }
+    for (const int place : host.last) all = coordinator.HearAgain(host.heartbeats.at(place).heard, now) && all;
     return all;
   });
 }
@@ -458,7 +444,7 @@ void CoordinatorService::HearEach(const v1::HostHeartbeats& request, KnownHost& 
   });
   size_t bytes = 0;
   host.takes_again = count > 0;
-  host.allows_quiet = options_.heartbeat_timeout >= kQuietIntervals * options_.heartbeat_interval;
+  host.may_skip = options_.heartbeat_timeout >= kSkipIntervals * options_.heartbeat_interval;
   for (int i = 0; i < count; ++i) {
     const int place = request.workers(i).place();
     v1::HostHeartbeatReplies::Answer& answer = *replies.add_answers();
@@ -485,9 +471,9 @@ void CoordinatorService::HearEach(const v1::HostHeartbeats& request, KnownHost& 
       known[place] = KnownHeartbeat{v1::HeartbeatRequest(heartbeat(i)), *heard[i].may_repeat};
     }
     host.takes_again = host.takes_again && answer.kept();
-    host.allows_quiet = host.allows_quiet && answer.kept() && known.at(place).heard.holds_jobs;
+    host.may_skip = host.may_skip && answer.kept() && known.at(place).heard.holds_jobs;
   }
-  host.allows_quiet = host.allows_quiet && host.takes_again;
+  host.may_skip = host.may_skip && host.takes_again;
 }
 
 grpc::ServerUnaryReactor* CoordinatorService::Leave(grpc::CallbackServerContext* context,

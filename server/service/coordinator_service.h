@@ -46,8 +46,7 @@ struct KnownHost {
   std::map<int, KnownHeartbeat> heartbeats;  // by place
   std::vector<int> last;                     // places of the last message that named some
   bool takes_again = false;                  // what the last reply said; then each of `last` is in `heartbeats`
-  bool allows_quiet = false;
-  bool was_quiet = false;  // the last message
+  bool may_skip = false;                     // also that
 };
 
 class CoordinatorService final : public v1::Coordinator::CallbackService {
@@ -56,10 +55,9 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
   CoordinatorService(CoordinatorServiceOptions options, std::unique_ptr<shardmesh::Coordinator> coordinator,
                      const Clock& clock);
 
-  // What Heartbeat answers to workers of a host, in their order. False: the message is quiet, so that it gets no reply.
-  // `host`: what this call knows of its host. It keeps small heartbeats. InvalidArgument, ResourceExhausted: as
-  // Hosts.Heartbeats.
-  absl::StatusOr<bool> Heartbeats(const v1::HostHeartbeats& request, KnownHost& host, v1::HostHeartbeatReplies& replies)
+  // What Heartbeat answers to workers of a host, in their order. `host`: what this call knows of its host. It keeps small
+  // heartbeats. InvalidArgument, ResourceExhausted: as Hosts.Heartbeats.
+  absl::Status Heartbeats(const v1::HostHeartbeats& request, KnownHost& host, v1::HostHeartbeatReplies& replies)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Coordinator::EndCall.
@@ -100,7 +98,7 @@ class CoordinatorService final : public v1::Coordinator::CallbackService {
   // Calls fn(coordinator, now) under the lock, then logs what happened without it.
   template <typename Fn>
   auto Locked(Fn fn) ABSL_LOCKS_EXCLUDED(mu_);
-  bool HearAgain(const KnownHost& host, bool quiet) ABSL_LOCKS_EXCLUDED(mu_);
+  bool HearAgain(const KnownHost& host) ABSL_LOCKS_EXCLUDED(mu_);
   void HearEach(const v1::HostHeartbeats& request, KnownHost& host, v1::HostHeartbeatReplies& replies)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Coordinator::CreateJob, of a job that is new where there is room for it.

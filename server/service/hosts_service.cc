@@ -25,13 +25,8 @@ class HostsService::Call final : public grpc::ServerBidiReactor<v1::HostHeartbea
 
   void OnReadDone(bool ok) override {
     if (!ok) return Finish(grpc::Status::OK);
-    bool replies = true;
-    const absl::Status answered = CallWithoutThrowing([&]() -> absl::Status {
-      ASSIGN_OR_RETURN(replies, Answer());
-      return absl::OkStatus();
-    });
+    const absl::Status answered = CallWithoutThrowing([this] { return Answer(); });
     if (!answered.ok()) return Finish(ToGrpc(answered));
-    if (!replies) return StartRead(&request_);
     StartWrite(&reply_);
   }
   void OnWriteDone(bool ok) override {
@@ -44,7 +39,7 @@ class HostsService::Call final : public grpc::ServerBidiReactor<v1::HostHeartbea
   }
 
  private:
-  absl::StatusOr<bool> Answer() {
+  absl::Status Answer() {
     reply_.Clear();
     return service_.coordinator_.Heartbeats(request_, host_, reply_);
   }

@@ -24,20 +24,27 @@ using Code = absl::StatusCode;
 
 class HostsServiceTest : public ::testing::Test {
  protected:
-  HostsServiceTest() {
+  HostsServiceTest() { Start(); }
+  ~HostsServiceTest() override { Stop(); }
+
+  // Another coordinator, which knows of nothing.
+  void Start(const CoordinatorServiceOptions& service_options = {}) {
+    Stop();
     CoordinatorOptions options;
     options.new_secret = [] { return std::string(); };
     coordinator_ = std::make_unique<CoordinatorService>(
-        CoordinatorServiceOptions(), shardmesh::Coordinator::Create(options, NewMemoryStore(), clock_.Now()).value(),
-        clock_);
+        service_options, shardmesh::Coordinator::Create(options, NewMemoryStore(), clock_.Now()).value(), clock_);
     hosts_ = std::make_unique<HostsService>(*coordinator_);
     server_ = Server::Start(ServerOptions(), {coordinator_.get(), hosts_.get()}).value();
     channel_ = NewChannel(server_->address()).value();
     Begin();
   }
-  ~HostsServiceTest() override {
+  void Stop() {
     if (context_ != nullptr) context_->TryCancel();
-    server_->Drain(absl::ZeroDuration());
+    stream_ = nullptr;
+    context_ = nullptr;
+    if (server_ != nullptr) server_->Drain(absl::ZeroDuration());
+    server_ = nullptr;
   }
 
   void Begin(absl::Duration deadline = absl::Seconds(60)) {
@@ -103,12 +110,6 @@ class HostsServiceTest : public ::testing::Test {
     const v1::HeartbeatRequest ready = Heartbeat("a", Exchange(0, &a).reply());
     for (int i = 0; i < 2; ++i) Exchange(0, &ready);
   }
-  void WaitTwoSeconds() {
-    for (int i = 0; i < 2; ++i) {
-      clock_.Advance(absl::Seconds(1));
-      ASSERT_OK(coordinator_->Tick());
-    }
-  }
   void Create(const JobSpec& spec) {
     v1::CreateJobRequest request;
     *request.mutable_spec() = ToProto(spec);
@@ -153,10 +154,9 @@ TEST_F(HostsServiceTest, EachWorkerIsAnswered_AndOneThatIsAsBefore_WithoutAWord)
   EXPECT_EQ(both.reply().assignments_size(), 2) << "what it has to hold has changed";
 }
 
-v1::HostHeartbeats Again(bool quiet = false) {
+v1::HostHeartbeats Again() {
   v1::HostHeartbeats message;
   message.set_again(true);
-  message.set_quiet(quiet);
   return message;
 }
 
@@ -169,7 +169,7 @@ TEST_F(HostsServiceTest, AHostThatIsAsBefore_IsHeardByOneWord) {
   }
   v1::HostHeartbeatReplies told = Reply(message);
   EXPECT_TRUE(told.takes_again());
-  EXPECT_FALSE(told.allows_quiet()) << "they have no job, and would hear of one late";
+  EXPECT_FALSE(told.may_skip()) << "they have no job, and would hear of one late";
   for (int i = 0; i < 10; ++i) {
     clock_.Advance(absl::Seconds(2));
     ASSERT_OK(coordinator_->Tick());
@@ -184,90 +184,44 @@ TEST_F(HostsServiceTest, AHostThatIsAsBefore_IsHeardByOneWord) {
   for (int i = 0; i < 2; ++i) EXPECT_EQ(told.answers(i).reply().assignments(0).rank(), i);
 }
 
-// A message that gets no reply counts if nothing would have been said; otherwise the next reply says it.
-TEST_F(HostsServiceTest, AQuietMessage_GetsNoReply) {
-  for (const char* worker : {"a", "b"}) Join(worker);
-  Create(SmallSpec("j", 2));
-  v1::HostHeartbeats message;
-  for (int i = 0; i < 2; ++i) {
-    message.add_workers()->set_place(i);
-    *message.mutable_workers(i)->mutable_heartbeat() = Heartbeat(i == 0 ? "a" : "b");
-  }
-  v1::HostHeartbeatReplies told = Reply(message);
-  for (int i = 0; i < 2; ++i) {
-    *message.mutable_workers(i)->mutable_heartbeat() = Heartbeat(i == 0 ? "a" : "b", told.answers(i).reply());
-  }
-  Reply(message);
-  told = Reply(message);
-  ASSERT_TRUE(told.allows_quiet());
+// A host that leaves out every second message is there, and hears of a job with its next one.
+TEST_F(HostsServiceTest, EverySecondMessage_MayBeLeftOut_WhereEachWorkerHoldsJobs) {
+  ASSERT_NO_FATAL_FAILURE(BeginAtRest());
+  EXPECT_TRUE(Reply(Again()).may_skip());
   for (int i = 0; i < 10; ++i) {
-    clock_.Advance(absl::Seconds(2));
-    ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
-    told = Reply(Again());
-    ASSERT_TRUE(told.same() && told.allows_quiet());
+    clock_.Advance(absl::Seconds(1));
+    ASSERT_OK(coordinator_->Tick());
+    const v1::HostHeartbeatReplies told = Reply(Again());
+    ASSERT_TRUE(told.same() && told.may_skip());
   }
-  Create(SmallSpec("k", 2));
-  ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
-  EXPECT_EQ(Exchange(0, nullptr).reply().assignments_size(), 2) << "that has one answer: it is the first reply";
-  EXPECT_EQ(Exchange(1, nullptr).reply().assignments_size(), 2);
-}
-
-TEST_F(HostsServiceTest, AQuietMessage_CountsAsHeard) {
-  ASSERT_NO_FATAL_FAILURE(BeginAtRest());
-  ASSERT_NO_FATAL_FAILURE(WaitTwoSeconds());
-  ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
-  // Of another place, whose reply comes when the quiet one was heard.
-  const v1::HeartbeatRequest nobody = Heartbeat("nobody");
-  Exchange(1, &nobody);
-  ASSERT_NO_FATAL_FAILURE(WaitTwoSeconds());
-  EXPECT_TRUE(Exchange(0, nullptr).same()) << "it would have been silent for four seconds, of three";
-}
-
-// It is there, whatever it would be told.
-TEST_F(HostsServiceTest, AQuietMessage_CountsAsHeard_WhenAnotherJobHasChanged) {
-  ASSERT_NO_FATAL_FAILURE(BeginAtRest());
-  ASSERT_NO_FATAL_FAILURE(WaitTwoSeconds());
   Create(SmallSpec("k", 1));
-  ASSERT_TRUE(stream_->Write(Again(/*quiet=*/true)));
-  const v1::HeartbeatRequest nobody = Heartbeat("nobody");
-  Exchange(1, &nobody);
-  ASSERT_NO_FATAL_FAILURE(WaitTwoSeconds());
-  v1::DescribeJobRequest request;
-  request.set_job("j");
-  grpc::ClientContext context;
-  context.set_deadline(DeadlineIn(absl::Seconds(20)));
-  v1::JobDescription job;
-  ASSERT_TRUE(v1::Coordinator::NewStub(channel_)->DescribeJob(&context, request, &job).ok());
-  EXPECT_EQ(job.state(), v1::JOB_STATE_READY);
-  EXPECT_TRUE(job.members(0).alive()) << "it would have been silent for four seconds, of three";
+  const v1::HostHeartbeatReplies told = Reply(Again());
+  ASSERT_EQ(told.answers_size(), 1);
+  EXPECT_EQ(told.answers(0).reply().assignments_size(), 2);
 }
 
-TEST_F(HostsServiceTest, AgainOrQuiet_WhereItMayNotBe_EndsTheCall) {
+TEST_F(HostsServiceTest, NoMessage_MayBeLeftOut_WhereATimeoutHasFewIntervals) {
+  for (const auto& [interval, may] :
+       {std::pair(absl::Milliseconds(500), true), std::pair(absl::Milliseconds(501), false)}) {
+    CoordinatorServiceOptions options;
+    options.heartbeat_interval = interval;
+    Start(options);
+    ASSERT_NO_FATAL_FAILURE(BeginAtRest());
+    EXPECT_EQ(Reply(Again()).may_skip(), may) << interval << " of " << options.heartbeat_timeout;
+  }
+}
+
+TEST_F(HostsServiceTest, Again_WhereItMayNotBe_EndsTheCall) {
   stream_->Write(Again());
   EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("the last reply has no `takes_again`")));
   Begin();
   Join("a");
   const v1::HeartbeatRequest a = Heartbeat("a");
   Exchange(0, &a);
-  stream_->Write(Again(/*quiet=*/true));
-  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("the last reply has no `allows_quiet`")));
-  Begin();
-  Create(SmallSpec("j", 1));
-  const v1::HeartbeatRequest ready = Heartbeat("a", Exchange(0, &a).reply());
-  for (int i = 0; i < 2; ++i) Exchange(0, &ready);
-  for (int i = 0; i < 2; ++i) stream_->Write(Again(/*quiet=*/true));
-  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("two messages in a row are `quiet`")));
-  Begin();
-  Exchange(0, &a);
   v1::HostHeartbeats message = Again();
   message.add_workers();
   stream_->Write(message);
   EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("`again` and has 1 workers")));
-  Begin();
-  message = Again(/*quiet=*/true);
-  message.set_again(false);
-  stream_->Write(message);
-  EXPECT_THAT(End(), StatusIs(Code::kInvalidArgument, HasSubstr("`quiet` and not `again`")));
   Begin();
   const v1::HeartbeatRequest nobody = Heartbeat("nobody");
   Exchange(0, &a);

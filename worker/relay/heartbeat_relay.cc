@@ -118,7 +118,7 @@ v1::HostHeartbeats HeartbeatRelay::MessageOf(std::vector<Waiting>& batch, bool& 
   anew = known_.empty();
   if (anew) {
     began_ = now;
-    takes_again_ = allows_quiet_ = false;
+    takes_again_ = may_skip_ = false;
   }
   for (const Waiting& one : batch) {
     const auto [known, is_new] = known_.try_emplace(one.name);
@@ -129,8 +129,6 @@ v1::HostHeartbeats HeartbeatRelay::MessageOf(std::vector<Waiting>& batch, bool& 
   });
   v1::HostHeartbeats message;
   message.set_again(IsAgainLocked(batch));
-  message.set_quiet(message.again() && allows_quiet_ && !was_quiet_);
-  was_quiet_ = message.quiet();
   if (message.again()) return message;
   last_.clear();
   for (const Waiting& one : batch) {
@@ -147,7 +145,7 @@ v1::HostHeartbeats HeartbeatRelay::MessageOf(std::vector<Waiting>& batch, bool& 
 
 absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHeartbeatReplies& replies) {
   takes_again_ = replies.takes_again();
-  allows_quiet_ = replies.allows_quiet();
+  may_skip_ = replies.may_skip();
   if (replies.same()) return absl::OkStatus();
   if (replies.answers_size() != static_cast<int>(batch.size())) {
     return absl::InternalError(absl::StrCat("the coordinator answered ", replies.answers_size(), " of ", batch.size(),
@@ -164,7 +162,8 @@ absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHe
 }
 
 absl::Status HeartbeatRelay::Send(const std::vector<Waiting>& batch, const v1::HostHeartbeats& message, bool anew) {
-  if (message.quiet()) return link_->Send(message);
+  skipped_ = message.again() && may_skip_ && !skipped_ && link_->Stands();
+  if (skipped_) return absl::OkStatus();
   ASSIGN_OR_RETURN(v1::HostHeartbeatReplies replies, link_->Exchange(message, anew));
   return Learn(batch, replies);
 }

@@ -3,8 +3,8 @@
 // Workers that are answered at the same time send their next heartbeats at about the same time. The relay waits for all
 // workers that it knows; but not longer than the options say, and less long for a heartbeat that differs from that
 // worker's last one. Of one that does not differ, and that the coordinator has kept, only its place is sent. If all that
-// come together are those of the last message and none differs, the message says that alone; every second one of those
-// gets no reply where the coordinator allows it, and the workers are told what they were told last.
+// come together are those of the last message and none differs, the message says that alone. Every second one of those is
+// left out where the coordinator allows it and its connection stands; the workers are told what they were told last.
 // One thread. Thread-safe.
 #pragma once
 
@@ -40,9 +40,8 @@ class HostsLink {
   // Sends a message, and returns its reply. `anew`: in a new call; so is the next one after an error.
   // Errors of the call; DeadlineExceeded: no reply came in time.
   virtual absl::StatusOr<v1::HostHeartbeatReplies> Exchange(const v1::HostHeartbeats& message, bool anew) = 0;
-  // Sends a quiet message, in the call of the last one. Errors as of Exchange; DeadlineExceeded: it could not be sent in
-  // time.
-  virtual absl::Status Send(const v1::HostHeartbeats& message) = 0;
+  // False: the call has ended, or its connection, as far as is known here.
+  virtual bool Stands() const = 0;
 };
 
 class HeartbeatRelay {
@@ -84,7 +83,7 @@ class HeartbeatRelay {
   // Orders the batch by place.
   v1::HostHeartbeats MessageOf(std::vector<Waiting>& batch, bool& anew) ABSL_LOCKS_EXCLUDED(mu_);
   bool IsAgainLocked(const std::vector<Waiting>& batch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Sends it, and learns of the reply. The error of the whole message.
+  // Sends it, or leaves it out, and learns of the reply. The error of the whole message.
   absl::Status Send(const std::vector<Waiting>& batch, const v1::HostHeartbeats& message, bool anew)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Learn(const std::vector<Waiting>& batch, v1::HostHeartbeatReplies& replies) ABSL_LOCKS_EXCLUDED(mu_);
@@ -99,8 +98,8 @@ class HeartbeatRelay {
   std::map<std::string, Known> known_ ABSL_GUARDED_BY(mu_);  // by name
   absl::Time began_ ABSL_GUARDED_BY(mu_);                    // the call
   std::vector<std::string> last_;                            // of the thread: who was in the last message
-  bool takes_again_ = false, allows_quiet_ = false;          // of the thread: what the last reply said
-  bool was_quiet_ = false;                                   // of the thread: the last message
+  bool takes_again_ = false, may_skip_ = false;              // of the thread: what the last reply said
+  bool skipped_ = false;                                     // of the thread: the last message was left out
   std::thread thread_;
 };
 

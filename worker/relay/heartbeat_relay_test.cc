@@ -25,7 +25,7 @@ class FakeLink final : public HostsLink {
  public:
   struct Seen {
     bool anew = false;
-    std::vector<std::string> workers;  // "2 w1", "2" where it is as before, or "again" or "quiet" for all
+    std::vector<std::string> workers;  // "2 w1", "2" where it is as before, or "again" for all
   };
   // What tests share with the link, which the relay owns.
   struct State {
@@ -37,7 +37,8 @@ class FakeLink final : public HostsLink {
     int forgets ABSL_GUARDED_BY(mu) = 0;  // answers of the next reply that it leaves out
     absl::Status refuses ABSL_GUARDED_BY(mu);
     bool keeps_none ABSL_GUARDED_BY(mu) = false;
-    bool takes_again ABSL_GUARDED_BY(mu) = false, allows_quiet ABSL_GUARDED_BY(mu) = false;
+    bool takes_again ABSL_GUARDED_BY(mu) = false, may_skip ABSL_GUARDED_BY(mu) = false;
+    bool stands ABSL_GUARDED_BY(mu) = true;
     bool news ABSL_GUARDED_BY(mu) = false;  // the answer to the next one that is `again` is not the same
 
     std::vector<Seen> Await(size_t messages) {
@@ -95,7 +96,7 @@ class FakeLink final : public HostsLink {
     }
     for (; state_.forgets > 0; --state_.forgets) replies.mutable_answers()->RemoveLast();
     replies.set_takes_again(state_.takes_again);
-    replies.set_allows_quiet(state_.allows_quiet);
+    replies.set_may_skip(state_.may_skip);
     state_.seen.push_back(std::move(seen));
     state_.changed.SignalAll();
     while (state_.held) state_.changed.WaitFor(state_.mu, absl::Seconds(1));
@@ -106,15 +107,9 @@ class FakeLink final : public HostsLink {
     return end;
   }
 
-  absl::Status Send(const v1::HostHeartbeats& message) override {
-    EXPECT_TRUE(message.again() && message.quiet()) << message.DebugString();
+  bool Stands() const override {
     MutexLock lock(state_.mu);
-    state_.seen.push_back({false, {"quiet"}});
-    state_.changed.SignalAll();
-    if (state_.ends.empty()) return absl::OkStatus();
-    const absl::Status end = state_.ends.front();
-    state_.ends.erase(state_.ends.begin());
-    return end;
+    return state_.stands;
   }
 
  private:
@@ -216,25 +211,35 @@ TEST_F(RelayTest, AllAreAsBefore_TheMessageSaysThatAlone) {
   EXPECT_THAT(sent, ElementsAre("0 a", "1 b", "0,1", "again", "again", "again", "0 a,1 b"));
 }
 
-TEST_F(RelayTest, WhereTheCoordinatorAllowsIt_EverySecondOfThose_GetsNoReply) {
+TEST_F(RelayTest, WhereTheCoordinatorAllowsIt_EverySecondOfThose_IsLeftOut) {
   Start(Patient());
-  {
+  const auto set = [this](bool FakeLink::State::*what, bool value) {
     MutexLock lock(state_.mu);
-    state_.takes_again = state_.allows_quiet = true;
-  }
-  TakeTogether({"a", "b"});
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(TakeAll({"a", "b"}), (std::vector<std::string>{"a", "b"}));
+    state_.*what = value;
+  };
+  set(&FakeLink::State::takes_again, true);
+  set(&FakeLink::State::may_skip, true);
+  const std::vector<std::string> both = {"a", "b"};
+  TakeTogether(both);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(TakeAll(both), both);
+  EXPECT_EQ(TakeAll(both, 1), both) << "news is never left out";
+  EXPECT_EQ(TakeAll(both, 1), both) << "and what follows it may be";
+  set(&FakeLink::State::may_skip, false);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(TakeAll(both, 1), both);
+  set(&FakeLink::State::may_skip, true);
+  EXPECT_EQ(TakeAll(both, 1), both);
+  set(&FakeLink::State::stands, false);
   {
     MutexLock lock(state_.mu);
     state_.ends = {absl::UnavailableError("gone")};
   }
-  std::future<Told> a = Take("a"), b = Take("b");
-  EXPECT_THAT(a.get(), StatusIs(Code::kUnavailable, HasSubstr("gone"))) << "what could not be sent is an error";
+  std::future<Told> a = Take("a", 1), b = Take("b", 1);
+  EXPECT_THAT(a.get(), StatusIs(Code::kUnavailable, HasSubstr("gone"))) << "without a connection it is tried at once";
   EXPECT_THAT(b.get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
-  EXPECT_EQ(NameIn(Take("a").get()), "a");
   std::vector<std::string> sent;
-  for (const FakeLink::Seen& seen : state_.Await(9)) sent.push_back(absl::StrJoin(seen.workers, ","));
-  EXPECT_THAT(sent, ElementsAre("0 a", "1 b", "0,1", "quiet", "again", "quiet", "again", "quiet", "0 a"));
+  for (const FakeLink::Seen& seen : state_.Await(10)) sent.push_back(absl::StrJoin(seen.workers, ","));
+  EXPECT_THAT(sent, ElementsAre("0 a", "1 b", "0,1", "again", "0 a,1 b", "again", "again", "again", "again", "again"))
+      << "none, and one, of the four; none of the first after the news";
 }
 
 TEST_F(RelayTest, AHeartbeatThatTheOthersDoNotFollow_GoesAlone) {

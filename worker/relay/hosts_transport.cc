@@ -111,10 +111,9 @@ absl::StatusOr<v1::HostHeartbeatReplies> HostsTransport::Exchange(const v1::Host
   return std::move(call_->reply);
 }
 
-absl::Status HostsTransport::Send(const v1::HostHeartbeats& message) {
-  if (call_ == nullptr) return absl::UnavailableError("the call has ended");
-  call_->stream->Write(message, nullptr);
-  return AwaitOrEnd(1, "nothing could be sent");
+// A process that ends closes its connections.
+bool HostsTransport::Stands() const {
+  return call_ != nullptr && channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
 }
 
 absl::Status HostsTransport::AwaitOrEnd(int operations, const char* what) {

@@ -22,7 +22,7 @@ class HostsTransport final : public HostsLink {
   ~HostsTransport() override;
 
   absl::StatusOr<v1::HostHeartbeatReplies> Exchange(const v1::HostHeartbeats& message, bool anew) override;
-  absl::Status Send(const v1::HostHeartbeats& message) override;
+  bool Stands() const override;
 
  private:
   struct Call;
