@@ -185,9 +185,9 @@ class CoordinatorBench {
     }
     const std::string of = absl::StrCat(ranks, " ranks, gRPC: ");
     if (!by_host.empty()) {
-      Add(of + "heartbeats of all, as nodes send them, times 10 % of a core, ms", by_host, kBeatLimit,
-          ranks == kGoalRanks);
-      Add(of + "heartbeats of all, a message from each host each time, times 10 % of a core, ms", without_skips,
+      Add(of + "heartbeats of all, as nodes send them: with nothing new, a message for two, times 10 % of a core, ms",
+          by_host, kBeatLimit, ranks == kGoalRanks);
+      Add(of + "heartbeats of all, a message from each host for each, times 10 % of a core, ms", without_skips,
           kBeatLimit);
     }
     Add(of + "heartbeats of all, a call of each worker, times 10 % of a core, ms", beats, kBeatLimit);

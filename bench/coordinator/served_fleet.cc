@@ -198,6 +198,7 @@ absl::Status ServedFleet::HostsShare(int first, bool skips) {
     bool news = !call.takes_again;
     for (const v1::HostHeartbeats::Worker& worker : message.workers()) news = news || worker.has_heartbeat();
     call.skipped = skips && !news && call.may_skip && !call.skipped;
+    call.skips += call.skipped ? 1 : 0;
     if (call.skipped) continue;
     if (!news) {
       message.Clear();
@@ -210,7 +211,7 @@ absl::Status ServedFleet::HostsShare(int first, bool skips) {
     v1::HostHeartbeatReplies replies;
     if (!hosts_[host]->stream->Read(&replies)) return FromGrpc(hosts_[host]->stream->Finish(), "coordinator");
     hosts_[host]->takes_again = replies.takes_again();
-    hosts_[host]->may_skip = replies.may_skip();
+    hosts_[host]->may_skip = replies.skip_within_ms() > 0;
     if (replies.same()) continue;
     if (replies.answers_size() != kRanksPerHost) {
       return absl::InternalError(
@@ -232,6 +233,12 @@ absl::StatusOr<Cost> ServedFleet::BeatByHost(int rounds, bool skips) {
     RETURN_IF_ERROR(OpenHosts());
     RETURN_IF_ERROR(OnAll(1, [this](int i) { return HostsShare(i, /*skips=*/false); }).status());
   }
+  const auto skipped = [this] {
+    int64_t count = 0;
+    for (const auto& host : hosts_) count += host->skips;
+    return count;
+  };
+  const int64_t before = skipped();
   Cost all;
   rounds *= 2;
   for (int round = 0; round < rounds; ++round) {
@@ -241,6 +248,11 @@ absl::StatusOr<Cost> ServedFleet::BeatByHost(int rounds, bool skips) {
     all.processor += cost.processor / rounds;
   }
   all.calls = options_.ranks;
+  const int64_t quiet = static_cast<int64_t>(hosts_.size()) - options_.ranks / options_.ranks_per_job;
+  if (skips && skipped() - before < quiet * rounds / 2) {
+    return absl::InternalError(absl::StrCat(skipped() - before, " messages were left out in ", rounds, " rounds of ",
+                                            hosts_.size(), " hosts, not every second one"));
+  }
   return all;
 }
 

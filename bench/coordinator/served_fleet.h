@@ -39,8 +39,9 @@ class ServedFleet {
   absl::StatusOr<Cost> ReportReady();
   // `rounds` heartbeats of each worker; the cost of one of each.
   absl::StatusOr<Cost> Beat(int rounds);
-  // The same of 2 * `rounds`; those of a host in one message of a call that stays open, each over a connection of its own.
-  // `skips`: as a node, a host leaves out every second message that has nothing new. Errors of NewChannel.
+  // The same; those of a host in one message of a call that stays open, each over a connection of its own. `skips`: as a
+  // node, a host leaves out every second message that has nothing new; so it is 2 * `rounds`, half of them without those.
+  // Errors of NewChannel; Internal: what should be left out was not.
   absl::StatusOr<Cost> BeatByHost(int rounds, bool skips);
 
   int64_t assignment_bytes() const { return assignment_bytes_; }  // of one reply
@@ -59,6 +60,7 @@ class ServedFleet {
     int64_t sent = -1;  // the step of the last heartbeat of rank 0
     bool takes_again = false, may_skip = false;  // what the last reply said
     bool skipped = false;                        // the last message was left out
+    int64_t skips = 0;                           // that ever were
     std::unique_ptr<v1::Hosts::Stub> stub;
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReaderWriter<v1::HostHeartbeats, v1::HostHeartbeatReplies>> stream;

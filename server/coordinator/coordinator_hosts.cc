@@ -12,7 +12,7 @@
 namespace shardmesh {
 namespace {
 
-constexpr int kHostPatience = 2;    // part of the heartbeat time-out: workers are heard twice in it, or more often
+constexpr int kHostPatience = 2;    // part of the heartbeat time-out: who is there is heard more often (hosts.proto)
 constexpr int kPartNotCounted = 4;  // of the host_timeout
 
 }  // namespace

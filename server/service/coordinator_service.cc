@@ -28,9 +28,9 @@ namespace {
 
 // Of Hosts.Heartbeats.
 constexpr int kMaxHostHeartbeats = 1024;      // in one message, and places of a call
-// Of heartbeats in a time-out, where every second message may be left out: a host that is there is then heard three times
-// in a time-out, and twice in the half of it after which the coordinator may doubt that (coordinator_hosts.cc).
-constexpr int kSkipIntervals = 6;
+// Of a time-out, within which a message that says nothing new may be left out. So a host whose heartbeats are not late is
+// heard at least every two fifths of a time-out, and the coordinator doubts nobody before half of one (coordinator_hosts.cc).
+constexpr int kSkipPart = 5;
 constexpr size_t kMaxKeptBytes = 4 << 10;     // of a heartbeat that is kept: of a worker of a dozen jobs
 constexpr size_t kMaxReplyBytes = 32u << 20;  // beyond it no more assignments are told
 
@@ -389,7 +389,7 @@ absl::Status CoordinatorService::Heartbeats(const v1::HostHeartbeats& request, K
     }
   }
   replies.set_takes_again(host.takes_again);
-  replies.set_may_skip(host.may_skip);
+  if (host.may_skip) replies.set_skip_within_ms(absl::ToInt64Milliseconds(options_.heartbeat_timeout / kSkipPart));
   return absl::OkStatus();
 }
 
@@ -444,7 +444,7 @@ void CoordinatorService::HearEach(const v1::HostHeartbeats& request, KnownHost& 
   });
   size_t bytes = 0;
   host.takes_again = count > 0;
-  host.may_skip = options_.heartbeat_timeout >= kSkipIntervals * options_.heartbeat_interval;
+  host.may_skip = count > 0;
   for (int i = 0; i < count; ++i) {
     const int place = request.workers(i).place();
     v1::HostHeartbeatReplies::Answer& answer = *replies.add_answers();

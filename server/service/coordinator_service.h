@@ -46,7 +46,7 @@ struct KnownHost {
   std::map<int, KnownHeartbeat> heartbeats;  // by place
   std::vector<int> last;                     // places of the last message that named some
   bool takes_again = false;                  // what the last reply said; then each of `last` is in `heartbeats`
-  bool may_skip = false;                     // also that
+  bool may_skip = false;                     // each of `last` is kept, and holds jobs
 };
 
 class CoordinatorService final : public v1::Coordinator::CallbackService {

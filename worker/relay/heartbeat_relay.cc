@@ -118,7 +118,8 @@ v1::HostHeartbeats HeartbeatRelay::MessageOf(std::vector<Waiting>& batch, bool& 
   anew = known_.empty();
   if (anew) {
     began_ = now;
-    takes_again_ = may_skip_ = false;
+    takes_again_ = false;
+    skip_within_ = absl::ZeroDuration();
   }
   for (const Waiting& one : batch) {
     const auto [known, is_new] = known_.try_emplace(one.name);
@@ -145,7 +146,7 @@ v1::HostHeartbeats HeartbeatRelay::MessageOf(std::vector<Waiting>& batch, bool& 
 
 absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHeartbeatReplies& replies) {
   takes_again_ = replies.takes_again();
-  may_skip_ = replies.may_skip();
+  skip_within_ = absl::Milliseconds(replies.skip_within_ms());
   if (replies.same()) return absl::OkStatus();
   if (replies.answers_size() != static_cast<int>(batch.size())) {
     return absl::InternalError(absl::StrCat("the coordinator answered ", replies.answers_size(), " of ", batch.size(),
@@ -162,8 +163,10 @@ absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHe
 }
 
 absl::Status HeartbeatRelay::Send(const std::vector<Waiting>& batch, const v1::HostHeartbeats& message, bool anew) {
-  skipped_ = message.again() && may_skip_ && !skipped_ && link_->Stands();
+  const absl::Time now = MonotonicNow();
+  skipped_ = message.again() && !skipped_ && now - sent_at_ < skip_within_ && link_->Stands();
   if (skipped_) return absl::OkStatus();
+  sent_at_ = now;
   ASSIGN_OR_RETURN(v1::HostHeartbeatReplies replies, link_->Exchange(message, anew));
   return Learn(batch, replies);
 }

@@ -4,7 +4,8 @@
 // workers that it knows; but not longer than the options say, and less long for a heartbeat that differs from that
 // worker's last one. Of one that does not differ, and that the coordinator has kept, only its place is sent. If all that
 // come together are those of the last message and none differs, the message says that alone. Every second one of those is
-// left out where the coordinator allows it and its connection stands; the workers are told what they were told last.
+// left out if it follows the last one soon enough for the coordinator, and the call stands; its workers are told what they
+// were told last in this call.
 // One thread. Thread-safe.
 #pragma once
 
@@ -40,8 +41,8 @@ class HostsLink {
   // Sends a message, and returns its reply. `anew`: in a new call; so is the next one after an error.
   // Errors of the call; DeadlineExceeded: no reply came in time.
   virtual absl::StatusOr<v1::HostHeartbeatReplies> Exchange(const v1::HostHeartbeats& message, bool anew) = 0;
-  // False: the call has ended, or its connection, as far as is known here.
-  virtual bool Stands() const = 0;
+  // False: the call has ended, or its connection, as far as is known here. Does not wait.
+  virtual bool Stands() = 0;
 };
 
 class HeartbeatRelay {
@@ -52,7 +53,8 @@ class HeartbeatRelay {
   explicit HeartbeatRelay(std::unique_ptr<HostsLink> link, HeartbeatRelayOptions options = {});
   ~HeartbeatRelay();  // as Stop
 
-  // What the coordinator answers, with the incarnation that it would not refuse (core/base/incarnation.h). Errors of
+  // What the coordinator answers, or answered last to the same, with the incarnation that it would not refuse
+  // (core/base/incarnation.h). Errors of
   // HostsLink::Exchange; Internal: the coordinator's reply is not to what was sent; Unavailable: the relay has stopped.
   // Aborted: another heartbeat of that worker came while this one waited. DeadlineExceeded: it waited too long.
   void Take(const v1::HeartbeatRequest& heartbeat, Answer answer) ABSL_LOCKS_EXCLUDED(mu_);
@@ -98,8 +100,10 @@ class HeartbeatRelay {
   std::map<std::string, Known> known_ ABSL_GUARDED_BY(mu_);  // by name
   absl::Time began_ ABSL_GUARDED_BY(mu_);                    // the call
   std::vector<std::string> last_;                            // of the thread: who was in the last message
-  bool takes_again_ = false, may_skip_ = false;              // of the thread: what the last reply said
-  bool skipped_ = false;                                     // of the thread: the last message was left out
+  bool takes_again_ = false;                                 // of the thread: what the last reply said
+  absl::Duration skip_within_;                               // of the thread: also that
+  absl::Time sent_at_;                                       // of the thread: the last message
+  bool skipped_ = false;                                     // of the thread: the one after it was left out
   std::thread thread_;
 };
 

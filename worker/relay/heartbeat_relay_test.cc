@@ -4,10 +4,12 @@
 #include <chrono>
 #include <future>
 #include <map>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "core/base/clock.h"
 #include "core/base/incarnation.h"
 #include "core/base/matchers.h"
 #include "core/base/sync.h"
@@ -37,7 +39,8 @@ class FakeLink final : public HostsLink {
     int forgets ABSL_GUARDED_BY(mu) = 0;  // answers of the next reply that it leaves out
     absl::Status refuses ABSL_GUARDED_BY(mu);
     bool keeps_none ABSL_GUARDED_BY(mu) = false;
-    bool takes_again ABSL_GUARDED_BY(mu) = false, may_skip ABSL_GUARDED_BY(mu) = false;
+    bool takes_again ABSL_GUARDED_BY(mu) = false;
+    int64_t skip_within_ms ABSL_GUARDED_BY(mu) = 0;
     bool stands ABSL_GUARDED_BY(mu) = true;
     bool news ABSL_GUARDED_BY(mu) = false;  // the answer to the next one that is `again` is not the same
 
@@ -96,7 +99,7 @@ class FakeLink final : public HostsLink {
     }
     for (; state_.forgets > 0; --state_.forgets) replies.mutable_answers()->RemoveLast();
     replies.set_takes_again(state_.takes_again);
-    replies.set_may_skip(state_.may_skip);
+    replies.set_skip_within_ms(state_.skip_within_ms);
     state_.seen.push_back(std::move(seen));
     state_.changed.SignalAll();
     while (state_.held) state_.changed.WaitFor(state_.mu, absl::Seconds(1));
@@ -107,7 +110,7 @@ class FakeLink final : public HostsLink {
     return end;
   }
 
-  bool Stands() const override {
+  bool Stands() override {
     MutexLock lock(state_.mu);
     return state_.stands;
   }
@@ -211,35 +214,103 @@ TEST_F(RelayTest, AllAreAsBefore_TheMessageSaysThatAlone) {
   EXPECT_THAT(sent, ElementsAre("0 a", "1 b", "0,1", "again", "again", "again", "0 a,1 b"));
 }
 
-TEST_F(RelayTest, WhereTheCoordinatorAllowsIt_EverySecondOfThose_IsLeftOut) {
-  Start(Patient());
-  const auto set = [this](bool FakeLink::State::*what, bool value) {
+class SkippingRelayTest : public RelayTest {
+ protected:
+  void SetUp() override {
+    Start(Patient());
+    SetSkip(60'000);
+    {
+      MutexLock lock(state_.mu);
+      state_.takes_again = true;
+    }
+    TakeTogether(kBoth);
+    EXPECT_EQ(TakeAll(kBoth), kBoth);
+    seen_ = Messages();
+  }
+  void SetSkip(int64_t ms) {
     MutexLock lock(state_.mu);
-    state_.*what = value;
-  };
-  set(&FakeLink::State::takes_again, true);
-  set(&FakeLink::State::may_skip, true);
-  const std::vector<std::string> both = {"a", "b"};
-  TakeTogether(both);
-  for (int i = 0; i < 4; ++i) EXPECT_EQ(TakeAll(both), both);
-  EXPECT_EQ(TakeAll(both, 1), both) << "news is never left out";
-  EXPECT_EQ(TakeAll(both, 1), both) << "and what follows it may be";
-  set(&FakeLink::State::may_skip, false);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(TakeAll(both, 1), both);
-  set(&FakeLink::State::may_skip, true);
-  EXPECT_EQ(TakeAll(both, 1), both);
-  set(&FakeLink::State::stands, false);
+    state_.skip_within_ms = ms;
+  }
+  static void LetPass(absl::Duration time) {
+    for (const absl::Time until = MonotonicNow() + time; MonotonicNow() < until;) std::this_thread::yield();
+  }
+  // What was sent since.
+  std::vector<std::string> Sent() {
+    std::vector<std::string> sent;
+    MutexLock lock(state_.mu);
+    for (; seen_ < state_.seen.size(); ++seen_) sent.push_back(absl::StrJoin(state_.seen[seen_].workers, ","));
+    return sent;
+  }
+
+  const std::vector<std::string> kBoth = {"a", "b"};
+  size_t seen_ = 0;
+};
+
+TEST_F(SkippingRelayTest, EverySecondMessageThatSaysNothingNew_IsLeftOut) {
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(TakeAll(kBoth), kBoth);
+  EXPECT_THAT(Sent(), ElementsAre("again", "again"));
+}
+
+TEST_F(SkippingRelayTest, News_IsSent_AndWhatFollowsItMayBeLeftOut) {
+  EXPECT_EQ(TakeAll(kBoth, 1), kBoth);
+  EXPECT_THAT(Sent(), ElementsAre("0 a,1 b"));
+  EXPECT_EQ(TakeAll(kBoth, 1), kBoth);
+  EXPECT_THAT(Sent(), ElementsAre());
+  EXPECT_EQ(TakeAll(kBoth, 1), kBoth);
+  EXPECT_THAT(Sent(), ElementsAre("again"));
+}
+
+TEST_F(SkippingRelayTest, WhoeverIsLeftOut_IsToldWhatItWasToldLast) {
+  EXPECT_EQ(TakeAll(kBoth), kBoth);
   {
     MutexLock lock(state_.mu);
+    state_.news = true;
+  }
+  const std::vector<std::string> news = {"news of 0", "news of 1"};
+  EXPECT_EQ(TakeAll(kBoth), news);
+  EXPECT_THAT(Sent(), ElementsAre("again"));
+  EXPECT_EQ(TakeAll(kBoth), news);
+  EXPECT_THAT(Sent(), ElementsAre());
+}
+
+TEST_F(SkippingRelayTest, NoneIsLeftOut_LongAfterTheLastOne_OrWhereTheCoordinatorDoesNotSaySo) {
+  SetSkip(1);
+  EXPECT_EQ(TakeAll(kBoth), kBoth);  // left out: that was not said yet
+  for (int i = 0; i < 3; ++i) {
+    LetPass(absl::Milliseconds(2));
+    if (i == 2) SetSkip(0);
+    EXPECT_EQ(TakeAll(kBoth), kBoth);
+  }
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(TakeAll(kBoth), kBoth);
+  EXPECT_THAT(Sent(), ElementsAre("again", "again", "again", "again", "again"));
+}
+
+TEST_F(SkippingRelayTest, NoneIsLeftOut_WhereTheCallHasEnded) {
+  {
+    MutexLock lock(state_.mu);
+    state_.stands = false;
     state_.ends = {absl::UnavailableError("gone")};
   }
-  std::future<Told> a = Take("a", 1), b = Take("b", 1);
-  EXPECT_THAT(a.get(), StatusIs(Code::kUnavailable, HasSubstr("gone"))) << "without a connection it is tried at once";
+  std::future<Told> a = Take("a"), b = Take("b");
+  EXPECT_THAT(a.get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
   EXPECT_THAT(b.get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
+  EXPECT_THAT(Sent(), ElementsAre("again"));
+}
+
+TEST_F(RelayTest, AnotherBatchThanTheLast_IsNotLeftOut) {
+  HeartbeatRelayOptions options = Patient();
+  options.wait = options.wait_with_news = absl::Milliseconds(1);
+  Start(options);
+  {
+    MutexLock lock(state_.mu);
+    state_.takes_again = true;
+    state_.skip_within_ms = 60'000;
+  }
+  TakeTogether({"a", "b"});
+  for (const char* name : {"a", "b"}) EXPECT_EQ(NameIn(Take(name).get()), name);
   std::vector<std::string> sent;
-  for (const FakeLink::Seen& seen : state_.Await(10)) sent.push_back(absl::StrJoin(seen.workers, ","));
-  EXPECT_THAT(sent, ElementsAre("0 a", "1 b", "0,1", "again", "0 a,1 b", "again", "again", "again", "again", "again"))
-      << "none, and one, of the four; none of the first after the news";
+  for (const FakeLink::Seen& seen : state_.Await(4)) sent.push_back(absl::StrJoin(seen.workers, ","));
+  EXPECT_THAT(sent, ElementsAre("0 a", "1 b", "0", "1"));
 }
 
 TEST_F(RelayTest, AHeartbeatThatTheOthersDoNotFollow_GoesAlone) {

@@ -22,7 +22,7 @@ class HostsTransport final : public HostsLink {
   ~HostsTransport() override;
 
   absl::StatusOr<v1::HostHeartbeatReplies> Exchange(const v1::HostHeartbeats& message, bool anew) override;
-  bool Stands() const override;
+  bool Stands() override;
 
  private:
   struct Call;
@@ -31,8 +31,6 @@ class HostsTransport final : public HostsLink {
   absl::Status Begin();
   // The call is over; why.
   absl::Status End(absl::Status cause);
-  // So many operations have ended well in time; otherwise ends the call, and says why.
-  absl::Status AwaitOrEnd(int operations, const char* what);
 
   const std::string address_;
   const TlsOptions tls_;

@@ -74,7 +74,7 @@ class RelayedHeartbeats : public ::testing::Test {
 
 TEST_F(RelayedHeartbeats, TheyComeInOneCall) { ExpectOneCall(); }
 
-// Nothing is new for several time-outs: most messages are a word, and half of them get no reply.
+// Nothing is new for several time-outs: most messages are a word, and half of those are left out.
 TEST_F(RelayedHeartbeats, AHostAtRest_IsHeard_AndHearsOfAnotherJob) {
   for (const absl::Time until = MonotonicNow() + 3 * kHeartbeatTimeout; MonotonicNow() < until;) {
     ASSERT_OK_AND_ASSIGN(const auto job, client_->OpenJob("job"));
