@@ -51,6 +51,14 @@ ReaderLink::~ReaderLink() {
 
 absl::Status ReaderLink::Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors) {
   const size_t expected = 1 + static_cast<size_t>(job_->spec().publications);
+  const bool on_device = welcome.device_segments_size() > 0;
+  if (on_device) {
+    std::vector<UniqueFd> there;
+    for (size_t i = expected; i < descriptors.size(); ++i) there.push_back(std::move(descriptors[i]));
+    descriptors.resize(std::min(descriptors.size(), expected));
+    ASSIGN_OR_RETURN(device_, SessionDevice::MapPublications(welcome, std::move(there), job_->plan(), expected - 1,
+                                                             job_->options()));
+  }
   if (descriptors.size() != expected || welcome.segments_size() != static_cast<int>(expected) || welcome.seat() < 0 ||
       welcome.plan_hash() != job_->plan().hash()) {
     return absl::InternalError(absl::StrCat("the worker sent ", descriptors.size(), " publications of plan ",
@@ -59,7 +67,8 @@ absl::Status ReaderLink::Map(const v1::LocalWelcome& welcome, std::vector<Unique
   }
   for (size_t i = 0; i < expected; ++i) {
     const v1::Segment& said = welcome.segments(static_cast<int>(i));
-    const int64_t needed = i == 0 ? static_cast<int64_t>(sizeof(VersionBoard)) : job_->plan().window_bytes();
+    const int64_t of_weights = on_device ? 0 : job_->plan().window_bytes();
+    const int64_t needed = i == 0 ? static_cast<int64_t>(sizeof(VersionBoard)) : of_weights;
     if (said.data_offset() < 0 || said.num_bytes() - said.data_offset() < needed) {
       return absl::InternalError("a publication is smaller than the plan says");
     }
@@ -154,6 +163,7 @@ std::optional<HeldVersion> AttachedReader::TryTake(const VersionChoice& choice) 
   version.job_ = job_;
   version.step_ = step;
   version.base_ = link_->data(*buffer);
+  version.device_ = link_->device();
   version.keeps_ =
       std::shared_ptr<const void>(version.base_, [link = link_, b = *buffer](const void*) { link->Release(b); });
   return version;

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "client/cpp/session_device.h"
 #include "client/cpp/version_reader.h"
 #include "core/base/clock.h"
 #include "core/base/sync.h"
@@ -48,7 +49,10 @@ class ReaderLink {
   // The publication of the version, held; released with Release. nullopt: it is not there.
   std::optional<int> Hold(Step step);
   void Release(int buffer);
-  const char* data(int buffer) const { return publications_[buffer].data(); }
+  const char* data(int buffer) const {
+    return device_ != nullptr ? device_->publication(static_cast<size_t>(buffer)) : publications_[buffer].data();
+  }
+  int device() const { return device_ != nullptr ? device_->device() : -1; }  // where data lies, as TensorView::device
 
   std::vector<Step> Published() const;  // ascending
   VersionBoard& board() const { return *reinterpret_cast<VersionBoard*>(board_.data()); }
@@ -67,7 +71,8 @@ class ReaderLink {
   const std::shared_ptr<Job> job_;
   LocalSocket socket_;
   Segment board_;
-  std::vector<Segment> publications_;
+  std::vector<Segment> publications_;      // of a job on a device without data: they are held
+  std::unique_ptr<SessionDevice> device_;  // of that, where the data is
   std::vector<UniqueFd> holds_;  // by publication: the description that holds it, which maps nothing
   std::vector<NotInChildren> own_holds_;
   int place_ = 0;

@@ -93,22 +93,12 @@ class AttachedSession final : public Session {
 
   // Takes the windows on the device from the end of `descriptors`.
   absl::Status MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd>& descriptors) {
-    const size_t windows = 1 + slots_.size(), of_host = windows + 1;
-    if (!job_->options().device_windows) {
-      return absl::UnimplementedError(
-          absl::StrCat("the windows lie in memory of CUDA device ", welcome.device(), " of worker ", welcome.worker(),
-                       "; set ClientOptions::device_windows to have views of it, or take Job::Connect, which goes "
-                       "through the host"));
-    }
-    if (welcome.device_segments_size() != static_cast<int>(windows) || descriptors.size() != of_host + windows) {
-      return absl::InternalError(absl::StrCat("the worker sent ", welcome.device_segments_size(),
-                                              " windows on its device; ", windows, " expected"));
-    }
+    const size_t of_host = slots_.size() + 2;
     std::vector<UniqueFd> there;
     for (size_t i = of_host; i < descriptors.size(); ++i) there.push_back(std::move(descriptors[i]));
-    descriptors.resize(of_host);
-    ASSIGN_OR_RETURN(device_,
-                     SessionDevice::Map(welcome, std::move(there), job_->plan(), job_->options().cuda_library));
+    descriptors.resize(std::min(descriptors.size(), of_host));
+    ASSIGN_OR_RETURN(
+        device_, SessionDevice::MapWindows(welcome, std::move(there), job_->plan(), slots_.size(), job_->options()));
     return absl::OkStatus();
   }
 

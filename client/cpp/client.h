@@ -53,8 +53,9 @@ struct ClientOptions {
   // Whether a session's weights may be written to: what is written is seen by its process alone, until
   // Session::ForgetWrites(). Otherwise a write to them is a fault.
   bool writable_weights = false;
-  // Whether an attached session takes windows in memory of a CUDA device, where the job's workers have them: views then
-  // have addresses of the device that they name. Otherwise Attach refuses such a job (Connect goes through the host).
+  // Whether an attached session or reader takes windows in memory of a CUDA device, where the job's workers have them: views
+  // then have addresses of the device that they name. Otherwise Attach refuses such a job (Connect goes through the host),
+  // and a VersionReader pulls.
   bool device_windows = false;
   std::string cuda_library;  // file of the CUDA driver's library, of jobs on a device; "": the system's
 };

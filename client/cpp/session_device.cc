@@ -10,28 +10,55 @@ namespace {
 constexpr absl::Duration kCopyTimeout = absl::Seconds(30);
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SessionDevice>> SessionDevice::Map(const v1::LocalWelcome& welcome,
-                                                                  std::vector<UniqueFd> descriptors, const Plan& plan,
-                                                                  const std::string& library) {
-  absl::StatusOr<std::unique_ptr<DeviceRuntime>> runtime = DeviceRuntime::OpenUuid(welcome.device_uuid(), library);
-  if (!runtime.ok()) {
-    return Annotate(runtime.status(), absl::StrCat("the windows lie in memory of CUDA device ", welcome.device(),
-                                                   " of worker ", welcome.worker()));
+absl::StatusOr<std::unique_ptr<SessionDevice>> SessionDevice::Open(const v1::LocalWelcome& welcome,
+                                                                   const ClientOptions& options,
+                                                                   absl::string_view otherwise) {
+  const std::string where =
+      absl::StrCat("the windows lie in memory of CUDA device ", welcome.device(), " of worker ", welcome.worker());
+  if (!options.device_windows) {
+    return absl::UnimplementedError(
+        absl::StrCat(where, "; set ClientOptions::device_windows to have views of it, or ", otherwise));
   }
-  std::unique_ptr<SessionDevice> session(new SessionDevice(*std::move(runtime)));
+  absl::StatusOr<std::unique_ptr<DeviceRuntime>> runtime =
+      DeviceRuntime::OpenUuid(welcome.device_uuid(), options.cuda_library);
+  if (!runtime.ok()) return Annotate(runtime.status(), where);
+  return std::unique_ptr<SessionDevice>(new SessionDevice(*std::move(runtime)));
+}
+
+absl::Status SessionDevice::Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors, const Plan& plan,
+                                size_t read, size_t slots) {
+  if (welcome.device_segments_size() != static_cast<int>(read + slots) || descriptors.size() != read + slots) {
+    return absl::InternalError(absl::StrCat("the worker sent ", descriptors.size(), " windows on its device and said ",
+                                            welcome.device_segments_size(), "; ", read + slots, " expected"));
+  }
   for (size_t i = 0; i < descriptors.size(); ++i) {
-    const int64_t needed = i == 0 ? plan.window_bytes() : plan.gradient_window_bytes();
+    const bool slot = i >= read;
     const int64_t said = welcome.device_segments(static_cast<int>(i)).num_bytes();
-    if (said != needed) return absl::InternalError("a window on the device has not the plan's size");
-    ASSIGN_OR_RETURN(DeviceSegment segment,
-                     DeviceSegment::Map(session->runtime_, std::move(descriptors[i]), said,
-                                        i == 0 ? DeviceSegment::Access::kReadOnly : DeviceSegment::Access::kReadWrite));
-    if (i == 0) {
-      session->window_ = std::move(segment);
-    } else {
-      session->slots_.push_back(std::move(segment));
+    if (said != (slot ? plan.gradient_window_bytes() : plan.window_bytes())) {
+      return absl::InternalError(absl::StrCat("a window on the device has ", said, " bytes, not the plan's size"));
     }
+    const auto access = slot ? DeviceSegment::Access::kReadWrite : DeviceSegment::Access::kReadOnly;
+    ASSIGN_OR_RETURN(DeviceSegment segment, DeviceSegment::Map(runtime_, std::move(descriptors[i]), said, access));
+    (slot ? slots_ : read_).push_back(std::move(segment));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<SessionDevice>> SessionDevice::MapWindows(const v1::LocalWelcome& welcome,
+                                                                         std::vector<UniqueFd> descriptors,
+                                                                         const Plan& plan, size_t slots,
+                                                                         const ClientOptions& options) {
+  ASSIGN_OR_RETURN(auto session, Open(welcome, options, "take Job::Connect, which goes through the host"));
+  RETURN_IF_ERROR(session->Map(welcome, std::move(descriptors), plan, 1, slots));
+  return session;
+}
+
+absl::StatusOr<std::unique_ptr<SessionDevice>> SessionDevice::MapPublications(const v1::LocalWelcome& welcome,
+                                                                              std::vector<UniqueFd> descriptors,
+                                                                              const Plan& plan, size_t publications,
+                                                                              const ClientOptions& options) {
+  ASSIGN_OR_RETURN(auto session, Open(welcome, options, "pull versions, which go through the host"));
+  RETURN_IF_ERROR(session->Map(welcome, std::move(descriptors), plan, publications, 0));
   return session;
 }
 

@@ -23,7 +23,9 @@ absl::StatusOr<ConstTensorView> HeldVersion::parameter(absl::string_view name) c
     begin = 0;
     for (int b = 0; b < bucket; ++b) begin += plan.buckets()[b].weight_bytes;
   }
-  return WeightsIn(plan, tensor, base_ + begin);
+  ConstTensorView view = WeightsIn(plan, tensor, base_ + begin);
+  view.device = device_;
+  return view;
 }
 
 // Copies each version over gRPC.

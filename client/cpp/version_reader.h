@@ -46,6 +46,7 @@ class HeldVersion {
   std::shared_ptr<const void> keeps_;  // the memory, and the hold on it
   const char* base_ = nullptr;         // buckets as the window has them
   bool compact_ = false;               // without gaps between buckets
+  int device_ = -1;                    // whose memory it is, as ConstTensorView::device
 };
 
 struct ReaderOptions {
@@ -64,8 +65,8 @@ class VersionReader {
  public:
   virtual ~VersionReader() = default;
 
-  // Errors of Client::OpenJob. FailedPrecondition, with kAttached: no worker of the job is on this host. Unimplemented,
-  // with kAttached: the job runs on CUDA devices.
+  // Errors of Client::OpenJob. FailedPrecondition, with kAttached: no worker of the job is on this host. With kAttached, of
+  // a job on CUDA devices, errors of SessionDevice::MapPublications; its versions are memory of the device.
   static absl::StatusOr<std::unique_ptr<VersionReader>> Open(Client client, const std::string& job,
                                                              ReaderOptions options = {});
 

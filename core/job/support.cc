@@ -35,7 +35,7 @@ bool GoesBack(const JobSpec& job) { return job.on_loss == OnLoss::kCheckpoint ||
 std::string InsteadOf(const JobSpec& job, const Plan& plan, Feature feature) {
   const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.quantized(); });
   if (feature == Feature::kQuantizedGathers && p != nullptr && p->format == WeightFormat::kNf4) return "store it as bf16";
-  if (feature == Feature::kRestore && GoesBack(job)) return "leave it out";
+  if (feature == Feature::kReform && GoesBack(job)) return "leave it out";
   return std::string(RowOf(feature).instead);
 }
 
@@ -50,7 +50,7 @@ std::string WhatOf(const JobSpec& job, const Plan& plan, Feature feature) {
     const ParameterSpec* const p = FirstParameter(job, plan, [](const Bucket& b) { return b.quantized(); });
     if (p != nullptr) return absl::StrCat(named(*p), "\", which is gathered as ", GatherFormatName(GatherOf(p->format, p->gather)));
   }
-  if (feature == Feature::kRestore && GoesBack(job)) {
+  if (feature == Feature::kReform && GoesBack(job)) {
     return job.on_loss == OnLoss::kCheckpoint ? "has on_loss=checkpoint" : "has copies=2";
   }
   return std::string(RowOf(feature).job);
@@ -118,7 +118,7 @@ FeatureSet FeaturesOf(const JobSpec& job, const Plan& plan) {
       absl::c_any_of(plan.buckets(), [](const Bucket& bucket) { return bucket.quantized(); }));
   set(Feature::kBucketResidency, job.residency == Residency::kBucket);
   set(Feature::kPulledSlots, job.pulled());
-  set(Feature::kRestore, GoesBack(job));
+  set(Feature::kReform, GoesBack(job));
   return features;
 }
 

@@ -30,6 +30,14 @@ absl::Status LocalServer::WelcomeReader(LocalSocket& socket, JobShard& shard, in
     descriptors.push_back(fd.get());
     owned.push_back(std::move(fd));
   }
+  if (const DeviceWindows* const device = host.device(); device != nullptr) {
+    for (const DeviceSegment& segment : device->publications) {
+      welcome.add_device_segments()->set_num_bytes(segment.num_bytes());
+      descriptors.push_back(segment.fd());
+    }
+    welcome.set_device_uuid(device->device->uuid());
+    welcome.set_device(device->device->device());
+  }
   FillWelcome(shard, 0, {}, welcome);
   welcome.set_seat(place);
   return socket.Send(welcome.SerializeAsString(), descriptors, kSendTimeout);

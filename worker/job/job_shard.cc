@@ -70,7 +70,10 @@ absl::Status JobShard::OpenPass(Memory& memory, const std::atomic<bool>* cancell
     DevicePassOptions options;
     options.timeout = options_.step_timeout;
     options.cancelled = cancelled;
-    ASSIGN_OR_RETURN(pass_, DevicePass::Create(options_.spec, plan_, place_, *host_, *options_.device, share, options));
+    ASSIGN_OR_RETURN(auto pass,
+                     DevicePass::Create(options_.spec, plan_, place_, *host_, *options_.device, share, options));
+    pass->TakeSnapshots(snapshots_.get());
+    pass_ = std::move(pass);
     return absl::OkStatus();
   }
   const std::string name = absl::StrCat("shardmesh-", options_.spec.name, "-shard-", options_.rank.value());

@@ -42,7 +42,9 @@ class ShardMemory {
   // The same of what the first steps read and write beside that: slots and publications. REQUIRES: opened.
   void TakeForSteps(const std::atomic<bool>& cancelled) const;
   // ResourceExhausted: the host has no room for a checkpoint's copies beside the job.
-  absl::Status CheckCopyFits() const { return shardmesh::CheckCopyFits(spec_, plan_, capacity_, ranks_of_host_); }
+  absl::Status CheckCopyFits() const {
+    return shardmesh::CheckCopyFits(spec_, plan_, capacity_, ranks_of_host_, host_.device() != nullptr);
+  }
   // Gives the memory of the shard and of the slots back: nobody needs them any more. Versions stay.
   void GiveBack();
 

@@ -160,9 +160,15 @@ int64_t CopyBytesOf(const Plan& plan, std::optional<int> ranks_here) {
 }
 
 absl::Status CheckCopyFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
-                           std::optional<int> ranks_here) {
-  const int64_t has = MemoryOf(plan, job, ranks_here).total(), copies = CopyBytesOf(plan, ranks_here);
+                           std::optional<int> ranks_here, bool on_device) {
+  const int64_t has = on_device ? 0 : MemoryOf(plan, job, ranks_here).total(), copies = CopyBytesOf(plan, ranks_here);
   if (Sum(has, copies) <= capacity.bytes) return absl::OkStatus();
+  if (on_device) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("to save or restore job ", job.name, ", which is on a CUDA device, takes ", Readable(copies),
+                     " of this host's memory for copies of its shards; the host has ", Readable(capacity.bytes), " (",
+                     capacity.source, "); use more shards on other hosts, or a host with more memory"));
+  }
   return absl::ResourceExhaustedError(
       absl::StrCat("to save job ", job.name, " takes ", Readable(copies), " for copies of its shards, beside the ",
                    Readable(has), " of the job; this host has ", Readable(capacity.bytes), " (", capacity.source,

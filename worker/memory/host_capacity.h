@@ -46,8 +46,9 @@ absl::Status CheckFits(const JobSpec& job, const Plan& plan, const HostCapacity&
 // The copies (snapshot.h) of a job that is saved: one worker of each shard makes one. INT64_MAX stands for more.
 int64_t CopyBytesOf(const Plan& plan, std::optional<int> ranks_here = std::nullopt);
 
-// ResourceExhausted: there is no room for these beside the job; the message has both.
+// ResourceExhausted: there is no room for these beside the job; the message has both. `on_device`: the job itself is not in
+// memory of the host.
 absl::Status CheckCopyFits(const JobSpec& job, const Plan& plan, const HostCapacity& capacity,
-                           std::optional<int> ranks_here = std::nullopt);
+                           std::optional<int> ranks_here = std::nullopt, bool on_device = false);
 
 }  // namespace shardmesh

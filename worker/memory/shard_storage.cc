@@ -149,8 +149,8 @@ void ShardStorage::CutChunks(const Plan& plan, const StorageRange& range) {
 }
 
 absl::StatusOr<ShardStorage> ShardStorage::Open(Memory& memory, const std::string& name, const Plan& plan, int shard,
-                                                const std::atomic<bool>* cancelled) {
-  ASSIGN_OR_RETURN(ShardStorage storage, Cut(plan, shard, StorageCut(), cancelled));
+                                                const std::atomic<bool>* cancelled, const StorageCut& cut) {
+  ASSIGN_OR_RETURN(ShardStorage storage, Cut(plan, shard, cut, cancelled));
   ASSIGN_OR_RETURN(storage.segment_, memory.Open(name, storage.segment_bytes_, 0));
   return storage;
 }

@@ -95,7 +95,7 @@ class ShardStorage {
   //   ResourceExhausted: not enough memory.
   //   Cancelled: `cancelled`, looked at before each range, was set.
   static absl::StatusOr<ShardStorage> Open(Memory& memory, const std::string& name, const Plan& plan, int shard,
-                                           const std::atomic<bool>* cancelled = nullptr);
+                                           const std::atomic<bool>* cancelled = nullptr, const StorageCut& cut = {});
 
   // The same shard without memory, cut as `cut` says: what StreamAt and ProgressAt say are bytes from
   // where segment_bytes() of memory begin. Only what says where things lie may be called.

@@ -27,6 +27,8 @@
 #include "core/format/stream_digest.h"
 #include "core/job/stored_values.h"
 #include "local/descriptor/fd.h"
+#include "worker/memory/memory.h"
+#include "worker/memory/shard_storage.h"
 #include "worker/pass/thread_team.h"
 
 namespace shardmesh {
@@ -301,6 +303,15 @@ class ShardReader {
   std::string refused_ ABSL_GUARDED_BY(mu_);
 };
 
+// Where a shard that lies on a device is read to first; unset: it is read straight into its place.
+absl::StatusOr<std::optional<ShardStorage>> StagedOf(const JobShard& shard, const std::atomic<bool>& cancelled) {
+  if (shard.host().device() == nullptr) return std::nullopt;
+  RETURN_IF_ERROR(shard.memory().CheckCopyFits());
+  ASSIGN_OR_RETURN(ShardStorage staged, ShardStorage::Open(*NewPrivateMemory(), "shardmesh-staged", shard.plan(),
+                                                           shard.place().shard, &cancelled, shard.run().pass.cut()));
+  return staged;
+}
+
 // Of the job, and of the buffers that a SaveRequest or a LoadRequest names. InvalidArgument: one that cannot be.
 template <class Request>
 absl::StatusOr<StoredFiles> FilesOf(const JobSpec& spec, const Request& request) {
@@ -326,7 +337,8 @@ absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::S
   if (shard.run().idle < kIdle) GiveWay(kNice);
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(folder, request.folder(), files, /*write=*/true));
-  ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot, Snapshot::Create(shard.plan(), shard.place().shard));
+  ASSIGN_OR_RETURN(const std::shared_ptr<Snapshot> snapshot,
+                   Snapshot::Create(shard.plan(), shard.place().shard, shard.run().pass.cut()));
   v1::FileProgress progress;
   progress.set_step(kNoStep);
   progress.set_bytes_total(BytesOf(PiecesIn(files, snapshot->storage(), 0)));
@@ -365,7 +377,9 @@ absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::L
   ASSIGN_OR_RETURN(const UniqueFd folder, folders.OpenToLoad(request.folder(), request.step(), request.digest()));
   ASSIGN_OR_RETURN(const StoredFiles files, FilesOf(shard.spec(), request));
   ASSIGN_OR_RETURN(const OpenFiles open, OpenFiles::Open(folder, request.folder(), files, /*write=*/false));
-  const std::vector<FilePiece> pieces = PiecesIn(files, shard.memory().storage(), /*parity=*/0);
+  ASSIGN_OR_RETURN(const std::optional<ShardStorage> staged, StagedOf(shard, cancelled));
+  const std::vector<FilePiece> pieces =
+      PiecesIn(files, staged.has_value() ? *staged : shard.memory().storage(), /*parity=*/0);
   v1::FileProgress progress;
   progress.set_step(request.step());
   progress.set_bytes_total(BytesOf(pieces));
@@ -375,7 +389,8 @@ absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::L
     ASSIGN_OR_RETURN(const uint64_t digest, reader.ReadAll(report, progress));
     progress.set_digest(digest);
     progress.set_refused(reader.refused());
-    return progress.refused().empty() ? absl::OkStatus() : absl::DataLossError(progress.refused());
+    if (!progress.refused().empty()) return absl::DataLossError(progress.refused());
+    return staged.has_value() ? shard.run().pass.Fill(*staged) : absl::OkStatus();
   });
   // The caller first compares the digests of all shards: a value that was changed in a file is a changed file.
   if (!loaded.ok() && progress.refused().empty()) return loaded;

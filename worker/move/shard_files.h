@@ -24,7 +24,8 @@ using ReportProgress = std::function<absl::Status(const v1::FileProgress&)>;
 absl::Status SaveShard(JobShard& shard, const FolderAccess& folders, const v1::SaveRequest& request,
                        const std::atomic<bool>& cancelled, const ReportProgress& report);
 
-// Shard.Load: straight into the shard's storage, with as many threads as a step has, and the digest of what it read.
+// Shard.Load: straight into the shard's storage, or by way of memory of the host into that of its device, with as many
+// threads as a step has; and the digest of what it read.
 // Errors as there, and those of `report`.
 absl::Status LoadShard(JobShard& shard, const FolderAccess& folders, const v1::LoadRequest& request,
                        const std::atomic<bool>& cancelled, const ReportProgress& report);

@@ -10,9 +10,10 @@
 
 namespace shardmesh {
 
-absl::StatusOr<std::shared_ptr<Snapshot>> Snapshot::Create(const Plan& plan, int shard) {
+absl::StatusOr<std::shared_ptr<Snapshot>> Snapshot::Create(const Plan& plan, int shard, const StorageCut& cut) {
   ASSIGN_OR_RETURN(ShardStorage storage,
-                   ShardStorage::Open(*NewPrivateMemory(), absl::StrCat("shardmesh-snapshot-", shard), plan, shard));
+                   ShardStorage::Open(*NewPrivateMemory(), absl::StrCat("shardmesh-snapshot-", shard), plan, shard,
+                                      /*cancelled=*/nullptr, cut));
   return std::shared_ptr<Snapshot>(new Snapshot(std::move(storage)));
 }
 

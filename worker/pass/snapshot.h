@@ -16,9 +16,9 @@ namespace shardmesh {
 
 class Snapshot {
  public:
-  // Takes all the memory that it will need from the system, so that a pass that copies does not wait for pages.
-  // ResourceExhausted: there is not so much.
-  static absl::StatusOr<std::shared_ptr<Snapshot>> Create(const Plan& plan, int shard);
+  // Takes all the memory that it will need from the system, so that a pass that copies does not wait for pages. `cut`:
+  // StepPass::cut of that pass. ResourceExhausted: there is not so much.
+  static absl::StatusOr<std::shared_ptr<Snapshot>> Create(const Plan& plan, int shard, const StorageCut& cut = {});
 
   // The copy. Different ranges may be written by different threads.
   const ShardStorage& storage() const { return storage_; }

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/control/control_block.h"
+#include "worker/memory/shard_storage.h"
 
 namespace shardmesh {
 
@@ -48,6 +49,13 @@ class StepPass {
   virtual int64_t shard_bytes() const = 0;
   // The CUDA device that it runs on; -1: the host's processors.
   virtual int device() const { return -1; }
+  // How its shard is cut. Copies of it in memory of the host are cut the same way.
+  virtual StorageCut cut() const { return {}; }
+  // Of a shard on a device, of a job that has no weights yet: takes weights and states from such a copy, of parity 0, and
+  // kRestore places them. For any thread, while Run is not called. Unavailable: the device failed.
+  virtual absl::Status Fill(const ShardStorage&) {
+    return absl::UnimplementedError("the shard is in memory of the host");
+  }
 };
 
 }  // namespace shardmesh

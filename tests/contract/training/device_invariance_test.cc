@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/cpp/version_reader.h"
 #include "core/base/matchers.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/training/reference.h"
 #include "tests/testing/training/training.h"
 #include "tests/testing/training/variant.h"
 #include "worker/transport/testing/load_stand_in.h"
@@ -76,6 +79,65 @@ TEST(DeviceInvariance, AttachedTrainer_HasViewsOfTheDevice) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("the windows lie in memory of CUDA device 1 of worker w0"));
     EXPECT_EQ(status.code() == absl::StatusCode::kUnimplemented, !asks) << status;
   }
+}
+
+// Whichever worker is asked.
+TEST(DeviceInvariance, VersionsOnDemand_AreThoseOfProcessors) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start(OnDevice(2)));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect(WithStandIn()));
+  JobSpec spec = testing::OddJob("asked", "fsdp=2", 1);
+  spec.publish_every = kPublishOnDemand;
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  ASSERT_OK(job->Initialize(testing::InitialWeights(spec), absl::Seconds(20)));
+  ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0)}));
+  ASSERT_OK(session->AwaitWeights(absl::Seconds(20)));
+  for (const int64_t step : {1, 2, 4}) {
+    ASSERT_OK(testing::TrainTo(*session, step));
+    ASSERT_OK_AND_ASSIGN(const v1::PublishReply published,
+                         job->worker(Rank(static_cast<int>(step % 2))).Publish("asked", absl::Seconds(20)));
+    EXPECT_EQ(published.step(), step);
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::Learn(*job, step));
+    EXPECT_EQ(learnt, testing::ReferenceOf(spec, step));
+  }
+}
+
+// Readers map versions where they lie, hold them, and are told which device that is. Those that do not ask for a device
+// pull.
+TEST(DeviceInvariance, MappedReader_HasVersionsOfTheDevice) {
+  ASSERT_OK_AND_ASSIGN(const auto cluster, Cluster::Start(OnDevice(2)));
+  ASSERT_OK_AND_ASSIGN(Client client, cluster->Connect(WithStandIn()));
+  JobSpec spec = testing::OddJob("read", "fsdp=2", 1);
+  spec.publish_every = 1;
+  ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Job> job, client.CreateJob(spec));
+  ASSERT_OK(testing::Initialize(*job));
+  ASSERT_OK_AND_ASSIGN(const auto session, job->Attach({Slot(0)}));
+  ASSERT_OK(session->AwaitWeights(absl::Seconds(20)));
+  ASSERT_OK(testing::TrainTo(*session, 1));
+  ReaderOptions attached;
+  attached.way = ReaderOptions::Way::kAttached;
+  ASSERT_OK_AND_ASSIGN(const auto reader, VersionReader::Open(client, "read", attached));
+  ASSERT_OK_AND_ASSIGN(const HeldVersion held, reader->Take({VersionChoice::kExact, Step(1)}, absl::Seconds(20)));
+  const auto expect_held = [&] {
+    const Learnt expected = testing::ReferenceOf(spec, 1);
+    for (const ParameterSpec& parameter : spec.parameters) {
+      ASSERT_OK_AND_ASSIGN(const ConstTensorView view, held.parameter(parameter.name));
+      EXPECT_EQ(view.device, 1);
+      const std::string bytes(static_cast<const char*>(view.data), static_cast<size_t>(view.data_bytes()));
+      EXPECT_TRUE(absl::StartsWith(expected.weights.at(parameter.name), bytes)) << parameter.name;
+    }
+  };
+  ASSERT_NO_FATAL_FAILURE(expect_held());
+  ASSERT_OK(testing::TrainTo(*session, 5));
+  ASSERT_NO_FATAL_FAILURE(expect_held()) << "what is held stays, whatever is published";
+
+  ASSERT_OK_AND_ASSIGN(Client blind, cluster->Connect());
+  EXPECT_THAT(VersionReader::Open(blind, "read", attached).status(),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("or pull versions, which go through the host")));
+  ASSERT_OK_AND_ASSIGN(const auto pulled, VersionReader::Open(blind, "read"));
+  EXPECT_FALSE(pulled->attached());
+  ASSERT_OK_AND_ASSIGN(const HeldVersion copied, pulled->Take({VersionChoice::kAtLeast, Step(5)}, absl::Seconds(20)));
+  ASSERT_OK_AND_ASSIGN(const ConstTensorView view, copied.parameter("layers.0.bias"));
+  EXPECT_EQ(view.device, -1);
 }
 
 // Gradients that are not finite are found on the device, too.

@@ -55,10 +55,11 @@ struct DevicePass::HostBlock {
   PinnedMemory pinned;
 };
 
-DevicePass::DevicePass(const JobSpec& job, const Plan& plan, HostMemory& host, const PassKernels& kernels,
+DevicePass::DevicePass(const JobSpec& job, const Plan& plan, Rank rank, HostMemory& host, const PassKernels& kernels,
                        ReplicaShare share, const DevicePassOptions& options, ShardStorage cut)
     : job_(job),
       plan_(plan),
+      rank_(rank),
       host_(host),
       groups_(host.control(), plan),
       kernels_(kernels),
@@ -86,7 +87,8 @@ absl::StatusOr<std::unique_ptr<DevicePass>> DevicePass::Create(const JobSpec& jo
                                                                HostMemory& host, const WorkerDevice& device,
                                                                ReplicaShare share, const DevicePassOptions& options) {
   ASSIGN_OR_RETURN(ShardStorage cut, ShardStorage::Cut(plan, place.shard, kDeviceCut, options.cancelled));
-  std::unique_ptr<DevicePass> pass(new DevicePass(job, plan, host, *device.kernels, share, options, std::move(cut)));
+  std::unique_ptr<DevicePass> pass(
+      new DevicePass(job, plan, plan.RankOf(place), host, *device.kernels, share, options, std::move(cut)));
   RETURN_IF_ERROR(pass->Open(device));
   return pass;
 }
@@ -231,12 +233,16 @@ absl::StatusOr<uint64_t> DevicePass::Run(const Command& command, uint64_t seq, c
     case CommandKind::kInit:
       RETURN_IF_ERROR(PlaceInitial(command, initial));
       break;
-    case CommandKind::kDigest:
-      for (int range = 0; range < static_cast<int>(cut_.ranges().size()); ++range) {
-        ASSIGN_OR_RETURN(const uint64_t part, DigestRange(command, range));
-        digest += part;
-      }
+    case CommandKind::kRestore:
+      RETURN_IF_ERROR(PlaceWeights(command));
       break;
+    case CommandKind::kPublish:
+      RETURN_IF_ERROR(PublishShare(command));
+      break;
+    case CommandKind::kDigest: {
+      ASSIGN_OR_RETURN(digest, Digest(command));
+      break;
+    }
     default:
       return absl::UnimplementedError(
           absl::StrCat("a command of kind ", static_cast<int>(command.kind), " on CUDA device ", device()));

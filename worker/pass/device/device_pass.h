@@ -6,11 +6,12 @@
 // the abort word first, with a time limit (kernels/cuda/pass_gate.h); the command's scalars, from pinned memory;
 // kernels, a block a range, one for as many buckets in a row as have the same formats; the arrival. Nothing changes
 // unless the gate opened. The calling thread sleeps for most of what the last command of the kind took, and then looks
-// whether the stream is done, until a time limit of its own. Initial weights and digests go through the host, range by
-// range.
+// whether the stream is done, until a time limit of its own. Initial weights and digests go through the host, some ranges
+// at a time, and weights from the shard to windows and publications by copies on the device. Who wants a copy of the shard
+// (snapshot.h) gets it with the next digest.
 //
 // Not here, and refused when a job is created (core/job/support_table.h): matrices of Muon, weights gathered in codes,
-// bucket residency, several hosts.
+// bucket residency, check_every, several hosts.
 //
 // Run is for one thread at a time. A device that failed, or a kernel that does not end, is an error that names it.
 #pragma once
@@ -33,6 +34,7 @@
 #include "worker/control/host_ranks.h"
 #include "worker/memory/host_memory.h"
 #include "worker/memory/shard_storage.h"
+#include "worker/pass/snapshot.h"
 #include "worker/pass/step_pass.h"
 
 namespace shardmesh {
@@ -76,6 +78,11 @@ class DevicePass final : public StepPass {
   int64_t gathered_bytes() const override { return gathered_bytes_.load(std::memory_order_relaxed); }
   int64_t shard_bytes() const override { return storage_.allocated_bytes(); }
   int device() const override { return steps_->device(); }
+  StorageCut cut() const override { return kDeviceCut; }
+  //   DeadlineExceeded: a copy took longer than one may.
+  absl::Status Fill(const ShardStorage& from) override;
+  // Where a digest finds the copy of the shard that somebody wants, if any. It is cut as this shard.
+  void TakeSnapshots(SnapshotPort* port) { snapshots_ = port; }
 
  private:
   // A bucket that this shard steps something of.
@@ -94,8 +101,8 @@ class DevicePass final : public StepPass {
   };
   struct HostBlock;
 
-  DevicePass(const JobSpec& job, const Plan& plan, HostMemory& host, const PassKernels& kernels, ReplicaShare share,
-             const DevicePassOptions& options, ShardStorage cut);
+  DevicePass(const JobSpec& job, const Plan& plan, Rank rank, HostMemory& host, const PassKernels& kernels,
+             ReplicaShare share, const DevicePassOptions& options, ShardStorage cut);
   absl::Status Open(const WorkerDevice& device);
   absl::Status UploadTables();
   void AddBucket(int bucket, std::vector<PassRange>& ranges, std::vector<PassChunkRun>& runs,
@@ -111,18 +118,24 @@ class DevicePass final : public StepPass {
   void FillStep(const Command& command, uint64_t seq, const BucketTables& bucket, PassStep& step,
                 PassOptimizer* groups);
   absl::Status AwaitResult(CommandKind kind, uint64_t seq);
-  // Through the host.
+  // Through the host (device_pass_host.cc).
+  class HostRanges;
+  absl::Status Upload(const HostRanges& ranges) const;
   absl::Status PlaceInitial(const Command& command, const float* initial);
-  absl::Status PlaceRange(const Command& command, int range, const float* initial);
-  absl::StatusOr<uint64_t> DigestRange(const Command& command, int range);
-  // A range of the shard's streams in memory of the host, the same bytes at the same offsets from each stream's begin.
-  std::vector<std::vector<char>> HostRange(int range) const;
-  StoredRun InHost(std::vector<std::vector<char>>& streams, int range, int stream, int parity, int64_t offset) const;
-  absl::Status CopyScales(int range, const ChunkRun& run, const void* scales, const std::vector<uint8_t*>& places);
+  void EncodeRange(const Command& command, int range, const float* initial, const HostRanges& to) const;
+  absl::StatusOr<uint64_t> Digest(const Command& command);
+  uint64_t DigestRange(const Command& command, int range, const HostRanges& in) const;
+  // The first range behind as many, from `first` on, as one copy takes.
+  int EndOfCopy(int first) const;
+  // On the device: the shard's weights into the window and publications; the window into a publication.
+  absl::Status PlaceWeights(const Command& command);
+  absl::Status PlaceRange(const Command& command, int range);
+  absl::Status PublishShare(const Command& command);
   std::vector<uint8_t*> Places(const Command& command, int bucket) const;
 
   const JobSpec& job_;
   const Plan& plan_;
+  const Rank rank_;
   HostMemory& host_;
   const GroupTable groups_;
   const PassKernels& kernels_;
@@ -141,6 +154,7 @@ class DevicePass final : public StepPass {
   std::unique_ptr<HostBlock> host_block_;
   std::vector<int64_t> initial_begin_;  // by range: elements before it in the shard of initial weights
   int64_t window_bytes_ = 0;            // that a step writes
+  SnapshotPort* snapshots_ = nullptr;
   std::atomic<int64_t> gathered_bytes_{0};
 };
 

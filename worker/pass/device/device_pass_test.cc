@@ -78,6 +78,62 @@ TEST_F(DevicePassTest, FrozenParameters_ArePlacedAndStay) {
   ExpectTrainsAlike(job, 2, "frozen");
 }
 
+TEST_F(DevicePassTest, AVersionOnDemand_IsTheWindow) {
+  JobSpec job = MixedJob("ddp=2,fsdp=2", 2);
+  job.publications = 2;
+  job.parameters.push_back({"long", {700, 3'001}, WeightFormat::kFp32});  // pieces for each rank
+  TwoGroups both(job);
+  ASSERT_NO_FATAL_FAILURE(both.PlaceWeights());
+  ASSERT_NO_FATAL_FAILURE(both.RunStep(1));
+  Command command;
+  command.kind = CommandKind::kPublish;
+  command.parity = both.cpu.parity;
+  command.publish = 1;
+  both.cpu.Execute(command);
+  ASSERT_OK(both.gpu.Execute(command, both.cpu.seq).status());
+  ASSERT_NO_FATAL_FAILURE(both.ExpectSame("published"));
+  EXPECT_EQ(both.gpu.Publication(1), both.gpu.Window());
+}
+
+// What a checkpoint is written from, and what a job that is restored begins with.
+TEST_F(DevicePassTest, ACopyOfTheShard_FillsAnotherOne) {
+  JobSpec job = MixedJob("ddp=2,fsdp=2", 2);
+  job.parameters[2].frozen = true;
+  job.parameters.push_back({"rows", {40, 300}, WeightFormat::kInt8Row});
+  job.parameters.push_back({"long", {700, 4'001}, WeightFormat::kBf16Sr});  // several copies of ranges
+  job.bucket_elements = 1'000'000;
+  TwoGroups both(job);
+  ASSERT_NO_FATAL_FAILURE(both.PlaceWeights());
+  for (const int64_t step : {1, 2, 4}) ASSERT_NO_FATAL_FAILURE(both.RunStep(step));
+  const int ranks = both.gpu.plan.num_ranks();
+  std::vector<SnapshotPort> ports(ranks);
+  std::vector<std::shared_ptr<Snapshot>> snapshots;
+  for (int r = 0; r < ranks; ++r) {
+    const int shard = both.gpu.plan.PlaceOf(Rank(r)).shard;
+    snapshots.push_back(*Snapshot::Create(both.gpu.plan, shard, both.gpu.passes[r]->cut()));
+    both.gpu.passes[r]->TakeSnapshots(&ports[r]);
+    ASSERT_OK(ports[r].Ask(snapshots[r]));
+  }
+  ASSERT_NO_FATAL_FAILURE(both.ExpectSame("with the digest"));
+  DeviceGroup again(job);
+  for (int r = 0; r < ranks; ++r) {
+    const auto copied = ports[r].Await(absl::ZeroDuration());
+    ASSERT_TRUE(copied.has_value());
+    EXPECT_EQ(copied->parity, both.cpu.parity);
+    ASSERT_OK(again.passes[r]->Fill(snapshots[r]->storage()));
+  }
+  Command command;
+  command.kind = CommandKind::kRestore;
+  command.parity = both.cpu.parity;
+  command.publish = 0;
+  ASSERT_OK(again.Execute(command, 1).status());
+  EXPECT_EQ(again.Window(), both.cpu.Window());
+  EXPECT_EQ(again.Publication(0), both.cpu.Window());
+  command.kind = CommandKind::kDigest;
+  ASSERT_OK_AND_ASSIGN(const uint64_t digest, again.Execute(command, 1));
+  EXPECT_EQ(digest, both.cpu.Digest());
+}
+
 // Chunks in several ranges of a device's, so several blocks; killed anywhere and executed again.
 TEST_F(DevicePassTest, KilledAnywhere_AgainGivesTheSameBits) {
   JobSpec job = MixedJob("fsdp=2", 2);
