@@ -303,9 +303,9 @@ class ShardReader {
   std::string refused_ ABSL_GUARDED_BY(mu_);
 };
 
-// Where a shard that lies on a device is read to first; unset: it is read straight into its place.
+// Where a shard that is not memory of the host is read to first; unset: it is read straight into its place.
 absl::StatusOr<std::optional<ShardStorage>> StagedOf(const JobShard& shard, const std::atomic<bool>& cancelled) {
-  if (shard.host().device() == nullptr) return std::nullopt;
+  if (!shard.run().pass.staged()) return std::nullopt;
   RETURN_IF_ERROR(shard.memory().CheckCopyFits());
   ASSIGN_OR_RETURN(ShardStorage staged, ShardStorage::Open(*NewPrivateMemory(), "shardmesh-staged", shard.plan(),
                                                            shard.place().shard, &cancelled, shard.run().pass.cut()));

@@ -51,8 +51,10 @@ class StepPass {
   virtual int device() const { return -1; }
   // How its shard is cut. Copies of it in memory of the host are cut the same way.
   virtual StorageCut cut() const { return {}; }
-  // Of a shard on a device, of a job that has no weights yet: takes weights and states from such a copy, of parity 0, and
-  // kRestore places them. For any thread, while Run is not called. Unavailable: the device failed.
+  // Whether the shard is not memory of the host: what is read for it is read into such a copy.
+  virtual bool staged() const { return false; }
+  // Of a job that has no weights yet, if it is staged: takes weights and states from such a copy, of parity 0, and kRestore
+  // places them. For any thread, while Run is not called. Unavailable: the device failed.
   virtual absl::Status Fill(const ShardStorage&) {
     return absl::UnimplementedError("the shard is in memory of the host");
   }

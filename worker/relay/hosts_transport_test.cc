@@ -5,8 +5,9 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 
-#include "absl/time/clock.h"
+#include "core/base/clock.h"
 #include "core/base/matchers.h"
 #include "rpc/server.h"
 
@@ -35,8 +36,8 @@ class Answering final : public v1::Hosts::Service {
 
 // Sooner than a relay would send the next message.
 bool AwaitSoon(const std::function<bool()>& holds) {
-  const absl::Time until = absl::Now() + absl::Seconds(2);
-  while (!holds() && absl::Now() < until) absl::SleepFor(absl::Milliseconds(1));
+  const absl::Time until = MonotonicNow() + absl::Seconds(2);
+  while (!holds() && MonotonicNow() < until) std::this_thread::yield();
   return holds();
 }
 

@@ -79,6 +79,7 @@ class DevicePass final : public StepPass {
   int64_t shard_bytes() const override { return storage_.allocated_bytes(); }
   int device() const override { return steps_->device(); }
   StorageCut cut() const override { return kDeviceCut; }
+  bool staged() const override { return true; }
   //   DeadlineExceeded: a copy took longer than one may.
   absl::Status Fill(const ShardStorage& from) override;
   // Where a digest finds the copy of the shard that somebody wants, if any. It is cut as this shard.
