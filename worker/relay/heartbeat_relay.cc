@@ -164,7 +164,8 @@ absl::Status HeartbeatRelay::Learn(const std::vector<Waiting>& batch, v1::HostHe
 
 absl::Status HeartbeatRelay::Send(const std::vector<Waiting>& batch, const v1::HostHeartbeats& message, bool anew) {
   const absl::Time now = MonotonicNow();
-  skipped_ = message.again() && !skipped_ && now - sent_at_ < skip_within_ && link_->Stands();
+  const absl::Duration since = now - sent_at_;
+  skipped_ = message.again() && !skipped_ && since >= options_.hurry && since < skip_within_ && link_->Stands();
   if (skipped_) return absl::OkStatus();
   sent_at_ = now;
   ASSIGN_OR_RETURN(v1::HostHeartbeatReplies replies, link_->Exchange(message, anew));

@@ -4,8 +4,8 @@
 // workers that it knows; but not longer than the options say, and less long for a heartbeat that differs from that
 // worker's last one. Of one that does not differ, and that the coordinator has kept, only its place is sent. If all that
 // come together are those of the last message and none differs, the message says that alone. Every second one of those is
-// left out if it follows the last one soon enough for the coordinator, and the call stands; its workers are told what they
-// were told last in this call.
+// left out if it follows the last one soon enough for the coordinator, but not in a hurry, and the call stands; its workers
+// are told what they were told last in this call.
 // One thread. Thread-safe.
 #pragma once
 
@@ -30,6 +30,7 @@ struct HeartbeatRelayOptions {
   absl::Duration wait_with_news = absl::Milliseconds(5);
   absl::Duration give_up = absl::Seconds(2);       // a heartbeat that waited for longer is not sent: its worker did not
   absl::Duration renew_after = absl::Minutes(30);  // of a call: then another one begins
+  absl::Duration hurry = absl::Milliseconds(250);  // workers that speak sooner again wait for news: none is left out
   int max_places = 1024;                // of workers in a call, and heartbeats in a message: what the coordinator takes
   int64_t max_message_bytes = 4 << 20;  // but for a single heartbeat that is larger
 };

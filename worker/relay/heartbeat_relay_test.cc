@@ -127,6 +127,7 @@ class RelayTest : public ::testing::Test {
   static HeartbeatRelayOptions Patient() {
     HeartbeatRelayOptions options;
     options.wait = options.wait_with_news = absl::Seconds(600);
+    options.hurry = absl::ZeroDuration();
     return options;
   }
   void Start(const HeartbeatRelayOptions& options) {
@@ -295,6 +296,22 @@ TEST_F(SkippingRelayTest, NoneIsLeftOut_WhereTheCallHasEnded) {
   EXPECT_THAT(a.get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
   EXPECT_THAT(b.get(), StatusIs(Code::kUnavailable, HasSubstr("gone")));
   EXPECT_THAT(Sent(), ElementsAre("again"));
+}
+
+TEST_F(RelayTest, WorkersThatSpeakSoonAgain_AreNotLeftOut) {
+  HeartbeatRelayOptions options = Patient();
+  options.hurry = absl::Minutes(1);
+  Start(options);
+  {
+    MutexLock lock(state_.mu);
+    state_.takes_again = true;
+    state_.skip_within_ms = 120'000;
+  }
+  EXPECT_EQ(TakeAll({"a"}), (std::vector<std::string>{"a"}));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(TakeAll({"a"}), (std::vector<std::string>{"a"}));
+  std::vector<std::string> sent;
+  for (const FakeLink::Seen& seen : state_.Await(4)) sent.push_back(absl::StrJoin(seen.workers, ","));
+  EXPECT_THAT(sent, ElementsAre("0 a", "again", "again", "again"));
 }
 
 TEST_F(RelayTest, AnotherBatchThanTheLast_IsNotLeftOut) {
