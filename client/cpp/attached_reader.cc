@@ -53,11 +53,8 @@ absl::Status ReaderLink::Map(const v1::LocalWelcome& welcome, std::vector<Unique
   const size_t expected = 1 + static_cast<size_t>(job_->spec().publications);
   const bool on_device = welcome.device_segments_size() > 0;
   if (on_device) {
-    std::vector<UniqueFd> there;
-    for (size_t i = expected; i < descriptors.size(); ++i) there.push_back(std::move(descriptors[i]));
-    descriptors.resize(std::min(descriptors.size(), expected));
-    ASSIGN_OR_RETURN(device_, SessionDevice::MapPublications(welcome, std::move(there), job_->plan(), expected - 1,
-                                                             job_->options()));
+    ASSIGN_OR_RETURN(device_,
+                     SessionDevice::MapPublications(welcome, descriptors, job_->plan(), expected - 1, job_->options()));
   }
   if (descriptors.size() != expected || welcome.segments_size() != static_cast<int>(expected) || welcome.seat() < 0 ||
       welcome.plan_hash() != job_->plan().hash()) {

@@ -91,21 +91,12 @@ class AttachedSession final : public Session {
     return Called(channel_->Call(message, timeout, late).status());
   }
 
-  // Takes the windows on the device from the end of `descriptors`.
-  absl::Status MapOnDevice(const v1::LocalWelcome& welcome, std::vector<UniqueFd>& descriptors) {
-    const size_t of_host = slots_.size() + 2;
-    std::vector<UniqueFd> there;
-    for (size_t i = of_host; i < descriptors.size(); ++i) there.push_back(std::move(descriptors[i]));
-    descriptors.resize(std::min(descriptors.size(), of_host));
-    ASSIGN_OR_RETURN(
-        device_, SessionDevice::MapWindows(welcome, std::move(there), job_->plan(), slots_.size(), job_->options()));
-    return absl::OkStatus();
-  }
-
   absl::Status MapWindows(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors) {
     const bool on_device = welcome.device_segments_size() > 0;
-    if (on_device) RETURN_IF_ERROR(MapOnDevice(welcome, descriptors));
     const Plan& plan = job_->plan();
+    if (on_device) {
+      ASSIGN_OR_RETURN(device_, SessionDevice::MapWindows(welcome, descriptors, plan, slots_.size(), job_->options()));
+    }
     RETURN_IF_ERROR(channel_->Map(std::move(descriptors), on_device ? 0 : plan.window_bytes(),
                                   on_device ? 0 : plan.gradient_window_bytes(), parameters_, gradients_));
     committed_ = shardmesh::Step(welcome.committed_step());

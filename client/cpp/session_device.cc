@@ -25,40 +25,45 @@ absl::StatusOr<std::unique_ptr<SessionDevice>> SessionDevice::Open(const v1::Loc
   return std::unique_ptr<SessionDevice>(new SessionDevice(*std::move(runtime)));
 }
 
-absl::Status SessionDevice::Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors, const Plan& plan,
+absl::Status SessionDevice::Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd>& descriptors, const Plan& plan,
                                 size_t read, size_t slots) {
-  if (welcome.device_segments_size() != static_cast<int>(read + slots) || descriptors.size() != read + slots) {
-    return absl::InternalError(absl::StrCat("the worker sent ", descriptors.size(), " windows on its device and said ",
-                                            welcome.device_segments_size(), "; ", read + slots, " expected"));
+  const size_t count = read + slots;
+  if (welcome.device_segments_size() != static_cast<int>(count) || descriptors.size() < count) {
+    return absl::InternalError(absl::StrCat("the worker sent ", descriptors.size(), " descriptors and said ",
+                                            welcome.device_segments_size(), " windows on its device; ", count,
+                                            " expected"));
   }
-  for (size_t i = 0; i < descriptors.size(); ++i) {
+  const size_t first = descriptors.size() - count;
+  for (size_t i = 0; i < count; ++i) {
     const bool slot = i >= read;
     const int64_t said = welcome.device_segments(static_cast<int>(i)).num_bytes();
     if (said != (slot ? plan.gradient_window_bytes() : plan.window_bytes())) {
       return absl::InternalError(absl::StrCat("a window on the device has ", said, " bytes, not the plan's size"));
     }
     const auto access = slot ? DeviceSegment::Access::kReadWrite : DeviceSegment::Access::kReadOnly;
-    ASSIGN_OR_RETURN(DeviceSegment segment, DeviceSegment::Map(runtime_, std::move(descriptors[i]), said, access));
+    ASSIGN_OR_RETURN(DeviceSegment segment,
+                     DeviceSegment::Map(runtime_, std::move(descriptors[first + i]), said, access));
     (slot ? slots_ : read_).push_back(std::move(segment));
   }
+  descriptors.resize(first);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<SessionDevice>> SessionDevice::MapWindows(const v1::LocalWelcome& welcome,
-                                                                         std::vector<UniqueFd> descriptors,
+                                                                         std::vector<UniqueFd>& descriptors,
                                                                          const Plan& plan, size_t slots,
                                                                          const ClientOptions& options) {
   ASSIGN_OR_RETURN(auto session, Open(welcome, options, "take Job::Connect, which goes through the host"));
-  RETURN_IF_ERROR(session->Map(welcome, std::move(descriptors), plan, 1, slots));
+  RETURN_IF_ERROR(session->Map(welcome, descriptors, plan, 1, slots));
   return session;
 }
 
 absl::StatusOr<std::unique_ptr<SessionDevice>> SessionDevice::MapPublications(const v1::LocalWelcome& welcome,
-                                                                              std::vector<UniqueFd> descriptors,
+                                                                              std::vector<UniqueFd>& descriptors,
                                                                               const Plan& plan, size_t publications,
                                                                               const ClientOptions& options) {
   ASSIGN_OR_RETURN(auto session, Open(welcome, options, "pull versions, which go through the host"));
-  RETURN_IF_ERROR(session->Map(welcome, std::move(descriptors), plan, publications, 0));
+  RETURN_IF_ERROR(session->Map(welcome, descriptors, plan, publications, 0));
   return session;
 }
 

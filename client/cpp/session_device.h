@@ -21,14 +21,14 @@ namespace shardmesh {
 class SessionDevice {
  public:
   // Finds the worker's device by its uuid, and maps the parameter window and `slots` slots, or `publications` publications.
-  // `descriptors`: of the welcome's device_segments.
+  // `descriptors`: of the whole welcome; those of its device_segments, at the end, are taken.
   //   Unimplemented: the options do not ask for memory of a device. Unavailable: no driver. NotFound: the device is not
   //   visible to this process. Internal: they do not fit the plan.
   static absl::StatusOr<std::unique_ptr<SessionDevice>> MapWindows(const v1::LocalWelcome& welcome,
-                                                                   std::vector<UniqueFd> descriptors, const Plan& plan,
+                                                                   std::vector<UniqueFd>& descriptors, const Plan& plan,
                                                                    size_t slots, const ClientOptions& options);
   static absl::StatusOr<std::unique_ptr<SessionDevice>> MapPublications(const v1::LocalWelcome& welcome,
-                                                                        std::vector<UniqueFd> descriptors,
+                                                                        std::vector<UniqueFd>& descriptors,
                                                                         const Plan& plan, size_t publications,
                                                                         const ClientOptions& options);
 
@@ -46,7 +46,7 @@ class SessionDevice {
   static absl::StatusOr<std::unique_ptr<SessionDevice>> Open(const v1::LocalWelcome& welcome,
                                                              const ClientOptions& options, absl::string_view otherwise);
   // The first `read` for reading, of `plan`'s windows of weights; then as many slots.
-  absl::Status Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd> descriptors, const Plan& plan, size_t read,
+  absl::Status Map(const v1::LocalWelcome& welcome, std::vector<UniqueFd>& descriptors, const Plan& plan, size_t read,
                    size_t slots);
 
   const std::shared_ptr<DeviceRuntime> runtime_;

@@ -168,6 +168,13 @@ TEST(Support, MessagesInFull) {
                "job j has parameter \"a\", which is stepped by Muon, which workers on a CUDA device do not support "
                "yet; take another optimizer for it, or start the workers with --device cpu"));
   job = PlainJob();
+  job.on_loss = OnLoss::kCheckpoint;
+  EXPECT_THAT(refusal({1, 4, true}),
+              StatusIs(Code::kUnimplemented,
+                       "job j has on_loss=checkpoint, which workers on a CUDA device do not support yet; leave it out, "
+                       "or start the workers with --device cpu"));
+  EXPECT_OK(refusal({2, 4, false}));
+  job = PlainJob();
   EXPECT_THAT(CheckSupported(job, PlanOf(job), {2, 4, true}, Feature::kReform),
               StatusIs(Code::kUnimplemented,
                        "job j is asked to re-form, which workers on CUDA devices of several hosts do not support yet; "

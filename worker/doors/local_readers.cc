@@ -31,12 +31,9 @@ absl::Status LocalServer::WelcomeReader(LocalSocket& socket, JobShard& shard, in
     owned.push_back(std::move(fd));
   }
   if (const DeviceWindows* const device = host.device(); device != nullptr) {
-    for (const DeviceSegment& segment : device->publications) {
-      welcome.add_device_segments()->set_num_bytes(segment.num_bytes());
-      descriptors.push_back(segment.fd());
-    }
-    welcome.set_device_uuid(device->device->uuid());
-    welcome.set_device(device->device->device());
+    std::vector<const DeviceSegment*> there;
+    for (const DeviceSegment& segment : device->publications) there.push_back(&segment);
+    for (const int fd : device->DescribeTo(welcome, there)) descriptors.push_back(fd);
   }
   FillWelcome(shard, 0, {}, welcome);
   welcome.set_seat(place);

@@ -346,14 +346,9 @@ absl::Status LocalServer::Welcome(LocalSocket& socket, const Granted& granted, u
   describe(host.notifier_segment());
   descriptors.push_back(host.notifier_segment().fd());
   if (const DeviceWindows* const device = host.device(); device != nullptr) {
-    const auto describe_there = [&](const DeviceSegment& segment) {
-      welcome.add_device_segments()->set_num_bytes(segment.num_bytes());
-      descriptors.push_back(segment.fd());
-    };
-    describe_there(device->window);
-    for (int slot : granted.slots) describe_there(device->slots[slot]);
-    welcome.set_device_uuid(device->device->uuid());
-    welcome.set_device(device->device->device());
+    std::vector<const DeviceSegment*> there = {&device->window};
+    for (int slot : granted.slots) there.push_back(&device->slots[slot]);
+    for (const int fd : device->DescribeTo(welcome, there)) descriptors.push_back(fd);
   }
   FillWelcome(*granted.shard, holder, granted.slots, welcome);
   return socket.Send(welcome.SerializeAsString(), descriptors, kSendTimeout);

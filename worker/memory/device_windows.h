@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "local/device/device_segment.h"
 #include "local/device/pinned_memory.h"
+#include "proto/shardmesh/v1/local.pb.h"
 
 namespace shardmesh {
 
@@ -21,6 +22,9 @@ struct DeviceWindows {
   // One copy between the device and the host, or on the device, until it is done. Thread-safe.
   //   Unavailable: the device failed. DeadlineExceeded: it took longer than a copy may.
   absl::Status Copy(void* to, const void* from, int64_t bytes) const;
+
+  // Adds some of these to a welcome, with the device that they are on. Their descriptors (borrowed).
+  std::vector<int> DescribeTo(v1::LocalWelcome& welcome, const std::vector<const DeviceSegment*>& segments) const;
 
   int64_t slot_bytes() const { return BytesOf(slots); }
   int64_t publication_bytes() const { return BytesOf(publications); }

@@ -64,6 +64,18 @@ TEST(HostCapacityTest, OneByteTooMuchForTheCopies_IsRefusedWithBothSizes) {
   }
 }
 
+// The job itself is in memory of the device.
+TEST(HostCapacityTest, CopiesOfAJobOnADevice_AreAllThatTheHostNeeds) {
+  const JobSpec job = SmallJob("fsdp=2", 3);
+  const Plan plan = *Plan::Create(job);
+  const int64_t copies = CopyBytesOf(plan);
+  EXPECT_OK(CheckCopyFits(job, plan, {copies, "a test"}, std::nullopt, /*on_device=*/true));
+  EXPECT_THAT(CheckCopyFits(job, plan, {copies - 1, "a test"}, std::nullopt, /*on_device=*/true),
+              StatusIs(Code::kResourceExhausted,
+                       AllOf(HasSubstr("to save or restore job small, which is on a CUDA device, takes"),
+                             HasSubstr("(a test)"))));
+}
+
 TEST(HostCapacityTest, OneByteTooMuch_IsRefusedTermByTerm) {
   const JobSpec job = SmallJob("ddp=2,fsdp=2", 3);
   const Plan plan = *Plan::Create(job);

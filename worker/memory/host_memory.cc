@@ -61,6 +61,18 @@ absl::Status DeviceWindows::Copy(void* to, const void* from, int64_t bytes) cons
   return device->AwaitIdle(kCopyTimeout);
 }
 
+std::vector<int> DeviceWindows::DescribeTo(v1::LocalWelcome& welcome,
+                                           const std::vector<const DeviceSegment*>& segments) const {
+  std::vector<int> descriptors;
+  for (const DeviceSegment* const segment : segments) {
+    welcome.add_device_segments()->set_num_bytes(segment->num_bytes());
+    descriptors.push_back(segment->fd());
+  }
+  welcome.set_device_uuid(device->uuid());
+  welcome.set_device(device->device());
+  return descriptors;
+}
+
 absl::StatusOr<HostMemory> HostMemory::Create(Memory& memory, const std::string& job, HostShape shape, const Plan& plan,
                                               std::shared_ptr<DeviceRuntime> device) {
   if (plan.num_ranks() > kMaxHostRanks) {
@@ -225,10 +237,7 @@ std::vector<int> HostMemory::PeerDescriptors() const {
 
 void HostMemory::DescribeTo(v1::LocalWelcome& welcome) const {
   for (const Segment* segment : All()) *welcome.add_segments() = Describe(*segment);
-  for (const DeviceSegment* segment : AllOnDevice()) welcome.add_device_segments()->set_num_bytes(segment->num_bytes());
-  if (!device_.has_value()) return;
-  welcome.set_device_uuid(device_->device->uuid());
-  welcome.set_device(device_->device->device());
+  if (device_.has_value()) device_->DescribeTo(welcome, AllOnDevice());
 }
 
 absl::Status HostMemory::Seal(bool retained) {

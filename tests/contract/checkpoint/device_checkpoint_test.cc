@@ -1,11 +1,9 @@
 // Checkpoints of jobs whose workers are on a CUDA device: the files are those of processors, and a job that is restored on
-// either goes on with the same bits. The device is the stand-in (worker/transport/testing/nccl_stand_in.h).
+// either continues with the same bits. The device is the stand-in (worker/transport/testing/nccl_stand_in.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -20,11 +18,9 @@
 namespace shardmesh {
 namespace {
 
-namespace fs = std::filesystem;
 using ::shardmesh::testing::Cluster;
 using ::shardmesh::testing::ClusterOptions;
 using ::shardmesh::testing::Learnt;
-using ::testing::HasSubstr;
 
 constexpr int kSlots = 2;
 constexpr int64_t kSaved = 3, kLast = 6;
@@ -40,11 +36,6 @@ JobSpec RichJob(const std::string& name, const std::string& mesh) {
   spec.parameters.push_back({"frozen", {513}, WeightFormat::kBf16});
   spec.parameters.back().frozen = true;
   return spec;
-}
-
-std::string BytesOf(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 // Workers of one kind, and a client of theirs.
@@ -106,7 +97,9 @@ TEST_F(DeviceCheckpoints, AreThoseOfProcessors_AndEitherGoesOnWithThem) {
   ASSERT_NO_FATAL_FAILURE(Save(processors_, spec, there, of_processors));
   EXPECT_EQ(of_device.digest, of_processors.digest);
   for (const char* file : {"model.safetensors", "states.safetensors"}) {
-    EXPECT_TRUE(BytesOf(fs::path(of_device.path) / file) == BytesOf(fs::path(of_processors.path) / file)) << file;
+    EXPECT_TRUE(testing::ReadFile(absl::StrCat(of_device.path, "/", file)) ==
+                testing::ReadFile(absl::StrCat(of_processors.path, "/", file)))
+        << file;
   }
   for (const char* mesh : {"fsdp=1", "fsdp=3", "ddp=2,fsdp=2"}) {
     SCOPED_TRACE(mesh);
