@@ -40,7 +40,7 @@ using ::shardmesh::testing::Variant;
 
 constexpr int kSlots = 3;
 constexpr int64_t kFew = 5;  // as few as two would use both parities of rotating storage
-constexpr int64_t kSteps = 50;
+constexpr int64_t kSteps = 20;
 
 struct Combination {
   OptimizerKind kind;
