@@ -60,6 +60,7 @@ class TimedKernels : public PassKernels {
     const char* const error = timer_.Mark(stream);
     return error != nullptr ? error : ours_.Arrival(arrival, stream);
   }
+  const char* Digests(const StretchDigests& args, void* stream) const override { return ours_.Digests(args, stream); }
   // Of the last command.
   absl::StatusOr<double> Seconds() const {
     double seconds = 0;

@@ -109,7 +109,7 @@ inline constexpr std::array<FeatureRow, kNumFeatures + 1> kFeatures = {{
     {Feature::kCheckEvery, "check_every", "has check_every", "leave it out",
      {"//tests/contract/faults:silent_corruption_test",
       "//worker/lead/hosts:host_faults_test",
-      kNo,
+      "//worker/pass/device:device_checks_test",
       kNo}},
     {Feature::kMuon, "Muon", "is stepped by Muon", "take another optimizer for it",
      {"//tests/contract/training:muon_and_rows_test",

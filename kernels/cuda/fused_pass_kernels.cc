@@ -2,6 +2,7 @@
 
 #ifdef SHARDMESH_CUDA
 #include "kernels/cuda/fused_pass_launch_cuda.h"
+#include "kernels/cuda/stretch_digest_launch_cuda.h"
 #endif
 
 namespace shardmesh {
@@ -19,6 +20,9 @@ class CudaPassKernels final : public PassKernels {
   const char* Squares(const PassArgs& args, void* stream) const override { return LaunchPassSquares(args, stream); }
   const char* Arrival(const PassArrival& arrival, void* stream) const override {
     return LaunchPassArrival(arrival, stream);
+  }
+  const char* Digests(const StretchDigests& args, void* stream) const override {
+    return LaunchStretchDigests(args, stream);
   }
 };
 

@@ -1,4 +1,4 @@
-// PassKernels: how the kernels of a fused pass are given to a stream. Thread-safe.
+// PassKernels: how the kernels of a fused pass, and of digests, are given to a stream. Thread-safe.
 //
 // In builds with --config=cuda there are the device's; a test has others, which walk the same bodies on the CPU.
 #pragma once
@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/fused_pass.h"
 #include "kernels/cuda/pass_gate.h"
+#include "kernels/cuda/stretch_digest.h"
 
 namespace shardmesh {
 
@@ -21,6 +22,7 @@ class PassKernels {
   virtual const char* Step(const PassArgs& args, const OptimizerContext* warp, void* stream) const = 0;
   virtual const char* Squares(const PassArgs& args, void* stream) const = 0;
   virtual const char* Arrival(const PassArrival& arrival, void* stream) const = 0;
+  virtual const char* Digests(const StretchDigests& args, void* stream) const = 0;
 };
 
 // The device's; null in builds without CUDA.

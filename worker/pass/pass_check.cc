@@ -12,27 +12,17 @@
 // not.
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
-#include "core/base/philox.h"
+#include "core/base/status.h"
 #include "core/format/finite.h"
+#include "worker/pass/check.h"
 #include "worker/pass/pass.h"
 
 namespace shardmesh {
-namespace {
-
-// Whether a chunk is looked at in a step: one of check_every, drawn anew for each step.
-bool IsDrawn(const JobSpec& job, int64_t step, int range, int64_t chunk) {
-  const uint64_t place = static_cast<uint64_t>(range) << 32 | static_cast<uint64_t>(chunk);
-  return Mix64(Mix64(static_cast<uint64_t>(step)) ^ place) % static_cast<uint64_t>(job.check_every) == 0;
-}
-
-}  // namespace
 
 absl::StatusOr<uint64_t> Pass::Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) {
   const uint64_t digest = Execute(command, seq, initial, gate);
-  const Damage damage = Damage::Of(host_.control()->members[rank_.value()].damage.load());
-  if (damage.what == Damage::kNone) return digest;
-  return absl::DataLossError(absl::StrCat(damage.ToString(job_), ", found in step ", command.step));
+  RETURN_IF_ERROR(CheckDamage(job_, command.step, host_.control()->members[rank_.value()].damage));
+  return digest;
 }
 
 uint64_t Pass::DigestChunk(int range, int parity, int64_t chunk) const {
@@ -76,14 +66,11 @@ void Pass::LookAgain(int range, int64_t chunk, const OptimizerRun& run) {
   if (!numbers) Damaged(Damage::kGradients, range, chunk);
 }
 
-// The first that is found is told.
 void Pass::Damaged(Damage::What what, int range, int64_t chunk) {
   const int first = storage_.first_run(range, chunk);
   if (first == storage_.first_run(range, chunk + 1)) return;  // padding alone
   const ChunkRun& run = storage_.runs(range)[first];
-  uint64_t none = 0;
-  host_.control()->members[rank_.value()].damage.compare_exchange_strong(
-      none, Damage{what, run.tensor, run.first_element}.Word());
+  TellDamage({what, run.tensor, run.first_element}, host_.control()->members[rank_.value()].damage);
 }
 
 }  // namespace shardmesh

@@ -51,7 +51,9 @@ TEST(DeviceInvariance, OneTwoAndFourWorkersOfADevice_LearnWhatProcessorsDo) {
   for (const Variant& variant :
        {reference, Variant{"fsdp=2", {{{2, 0}, true}, {{1}, true}}}, Variant{"fsdp=1", {{{0, 1, 2}, false}}},
         Variant{"fsdp=4", {{{1}, true}, {{0, 2}, false}}}, Variant{"ddp=2,fsdp=2", {{{0, 1, 2}, true}}}}) {
-    const JobSpec job = testing::OddJob(absl::StrCat("job-", index++), variant.mesh, 3);
+    JobSpec job = testing::OddJob(absl::StrCat("job-", index++), variant.mesh, 3);
+    // Chunks are stepped twice, and replicas compared, which changes no bit.
+    if (absl::StrContains(variant.mesh, "ddp")) job.check_every = 2;
     const absl::StatusOr<Learnt> learnt = testing::TrainVariant(client, job, variant, kSteps);
     ASSERT_OK(learnt) << testing::Describe(variant);
     EXPECT_EQ(*learnt, expected) << testing::Describe(variant);

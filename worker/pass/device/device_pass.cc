@@ -1,8 +1,8 @@
 #include "worker/pass/device/device_pass.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
+#include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -13,6 +13,7 @@
 #include "core/job/support.h"
 #include "kernels/cuda/warp_step_body.h"
 #include "kernels/tile/walk.h"
+#include "worker/pass/check.h"
 
 namespace shardmesh {
 namespace {
@@ -42,19 +43,6 @@ absl::StatusOr<WorkerDevice> WorkerDevice::Open(int number, const PassKernels* k
   return device;
 }
 
-// The command's scalars, which a copy in the stream takes to the device, and where the device tells the result.
-struct DevicePass::HostBlock {
-  ~HostBlock() {
-    pinned = PinnedMemory();
-    std::free(memory);
-  }
-  uint64_t* result() const { return static_cast<uint64_t*>(memory); }
-  char* data() const { return static_cast<char*>(memory) + kLine; }  // what is copied
-
-  void* memory = nullptr;
-  PinnedMemory pinned;
-};
-
 DevicePass::DevicePass(const JobSpec& job, const Plan& plan, Rank rank, HostMemory& host, const PassKernels& kernels,
                        ReplicaShare share, const DevicePassOptions& options, ShardStorage cut)
     : job_(job),
@@ -65,13 +53,17 @@ DevicePass::DevicePass(const JobSpec& job, const Plan& plan, Rank rank, HostMemo
       kernels_(kernels),
       share_(share),
       options_(options),
-      cut_(std::move(cut)),
-      host_block_(std::make_unique<HostBlock>()) {
+      cut_(std::move(cut)) {
   int64_t before = 0;
   for (const StorageRange& range : cut_.ranges()) {
     initial_begin_.push_back(before);
     before += range.num_elements;
   }
+}
+
+char* DevicePass::Scalars() const { return host_block_.data() + kLine; }
+uint64_t* DevicePass::ResultOnDevice() const {
+  return host_block_.OnDevice(reinterpret_cast<uint64_t*>(host_block_.data()));
 }
 
 DevicePass::~DevicePass() {
@@ -80,6 +72,7 @@ DevicePass::~DevicePass() {
   if (!absl::IsDeadlineExceeded(steps_->AwaitIdle(options_.end_timeout))) return;
   host_.KeepForDevice();
   KeepForever(std::make_pair(std::move(steps_), std::move(host_block_)));
+  KeepForever(std::make_pair(std::move(digest_), std::move(checks_)));
   for (DeviceSegment* segment : {&storage_, &tables_, &block_}) KeepForever(std::move(*segment));
 }
 
@@ -97,13 +90,9 @@ absl::Status DevicePass::Open(const WorkerDevice& device) {
   ASSIGN_OR_RETURN(steps_, DeviceRuntime::Open(device.copies->device(), device.copies->library()));
   ASSIGN_OR_RETURN(storage_, DeviceSegment::Create(steps_, cut_.segment_bytes()));
   RETURN_IF_ERROR(UploadTables());
-  ASSIGN_OR_RETURN(block_, DeviceSegment::Create(steps_, std::max(steps_bytes_, kLine)));
-  const int64_t pages = (kLine + steps_bytes_ + kSegmentPage - 1) / kSegmentPage * kSegmentPage;
-  if (posix_memalign(&host_block_->memory, kSegmentPage, static_cast<size_t>(pages)) != 0) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for ", pages, " bytes of commands"));
-  }
-  std::memset(host_block_->memory, 0, static_cast<size_t>(pages));
-  ASSIGN_OR_RETURN(host_block_->pinned, PinnedMemory::Register(steps_, host_block_->memory, pages));
+  const int64_t bytes = checks_ != nullptr ? 2 * steps_bytes_ : steps_bytes_;
+  ASSIGN_OR_RETURN(block_, DeviceSegment::Create(steps_, std::max(bytes, kLine)));
+  ASSIGN_OR_RETURN(host_block_, PinnedBlock::Create(steps_, kLine + bytes));
   return Rehearse();
 }
 
@@ -122,13 +111,13 @@ absl::Status DevicePass::Rehearse() {
   const PassGate gate = {0, verdict, verdict, 0, verdict};  // aborts nothing, opens at once
   RETURN_IF_ERROR(Launched(kernels_.Gate(gate, steps_->stream()), "the gate of a command"));
   RETURN_IF_ERROR(
-      Launched(kernels_.Arrival({verdict, host_block_->pinned.OnDevice(host_block_->result())}, steps_->stream()),
-               "the arrival of a command"));
+      Launched(kernels_.Arrival({verdict, ResultOnDevice()}, steps_->stream()), "the arrival of a command"));
+  RETURN_IF_ERROR(Launched(digest_->Launch(kernels_, 0, steps_->stream()), "a digest"));
   return steps_->AwaitIdle(kUploadTimeout);
 }
 
-void DevicePass::AddBucket(int bucket, std::vector<PassRange>& ranges, std::vector<PassChunkRun>& runs,
-                           std::vector<int32_t>& first_runs) {
+void DevicePass::AddBucket(int bucket, Tables& all) {
+  auto& [ranges, cut_ranges, runs, first_runs] = all;
   const Bucket& b = plan_.buckets()[bucket];
   BucketTables tables;
   tables.bucket = bucket;
@@ -137,6 +126,7 @@ void DevicePass::AddBucket(int bucket, std::vector<PassRange>& ranges, std::vect
     const StorageRange& from = cut_.ranges()[r];
     if (from.bucket != bucket) continue;
     if (static_cast<int>(ranges.size()) == tables.first_range) tables.range = r;
+    cut_ranges.push_back(r);
     PassRange& range = ranges.emplace_back();
     range.bucket_begin = from.bucket_begin;
     for (int parity = 0; parity < 2; ++parity) range.base[parity] = from.Base(parity);
@@ -197,12 +187,11 @@ OptimizerContext DevicePass::FormatsOf(const Bucket& bucket, int group) const {
 }
 
 absl::Status DevicePass::UploadTables() {
-  std::vector<PassRange> ranges;
-  std::vector<PassChunkRun> runs;
-  std::vector<int32_t> first_runs;
+  Tables all;
   for (int b = 0; b < static_cast<int>(plan_.buckets().size()); ++b) {
-    if (!plan_.buckets()[b].frozen) AddBucket(b, ranges, runs, first_runs);
+    if (!plan_.buckets()[b].frozen) AddBucket(b, all);
   }
+  const auto& [ranges, cut_ranges, runs, first_runs] = all;
   const int64_t runs_at = kLine + BytesOf(ranges), first_at = runs_at + BytesOf(runs);
   ASSIGN_OR_RETURN(tables_, DeviceSegment::Create(steps_, first_at + BytesOf(first_runs)));
   DeviceRuntime::Scope scope(*steps_);
@@ -212,6 +201,10 @@ absl::Status DevicePass::UploadTables() {
   RETURN_IF_ERROR(upload(kLine, ranges));
   RETURN_IF_ERROR(upload(runs_at, runs));
   RETURN_IF_ERROR(upload(first_at, first_runs));
+  ASSIGN_OR_RETURN(digest_, DeviceDigest::Create(cut_, storage_.data(), steps_));
+  if (job_.check_every > 0) {
+    ASSIGN_OR_RETURN(checks_, DeviceChecks::Create(job_, cut_, storage_.data(), ranges, cut_ranges, steps_));
+  }
   RETURN_IF_ERROR(steps_->AwaitIdle(kUploadTimeout));
   ranges_ = reinterpret_cast<const PassRange*>(tables_.data() + kLine);
   runs_ = reinterpret_cast<const PassChunkRun*>(tables_.data() + runs_at);
@@ -224,7 +217,7 @@ absl::StatusOr<uint64_t> DevicePass::Run(const Command& command, uint64_t seq, c
   switch (command.kind) {
     case CommandKind::kStep:
       if (command.apply == 0) break;
-      RETURN_IF_ERROR(Launch(command, seq));
+      RETURN_IF_ERROR(checks_ != nullptr ? LaunchChecked(command, seq) : Launch(command, seq));
       gathered_bytes_.fetch_add(window_bytes_, std::memory_order_relaxed);
       break;
     case CommandKind::kNorm:
@@ -291,13 +284,18 @@ absl::Status DevicePass::Launched(const char* error, absl::string_view what) con
   return absl::UnavailableError(absl::StrCat("CUDA device ", device(), " cannot launch ", what, ": ", error));
 }
 
-absl::Status DevicePass::LaunchBuckets(const Command& command, uint64_t seq) {
+PassArgs DevicePass::ArgsOf(uint64_t seq) const {
   PassArgs args;
   args.steps = block_.data();
   args.runs = runs_;
   args.first_runs = first_runs_;
   args.verdict = reinterpret_cast<const uint64_t*>(tables_.data());
   args.opened = GateWord(seq, GateVerdict::kOpen);
+  return args;
+}
+
+absl::Status DevicePass::LaunchBuckets(const Command& command, uint64_t seq) {
+  PassArgs args = ArgsOf(seq);
   for (const PassLaunch& launch : launches_) {
     args.ranges = ranges_ + launch.first_range;
     args.num_ranges = launch.num_ranges;
@@ -311,17 +309,49 @@ absl::Status DevicePass::LaunchBuckets(const Command& command, uint64_t seq) {
   return absl::OkStatus();
 }
 
+absl::Status DevicePass::LaunchDrawn(uint64_t seq) {
+  PassArgs args = ArgsOf(seq);
+  args.steps += steps_bytes_;
+  for (const PassLaunch& launch : launches_) {
+    std::tie(args.ranges, args.num_ranges) = checks_->Drawn(launch.first_range, launch.num_ranges);
+    if (args.num_ranges == 0) continue;
+    const OptimizerContext* const warp = launch.warp.has_value() ? &*launch.warp : nullptr;
+    RETURN_IF_ERROR(Launched(kernels_.Step(args, warp, steps_->stream()), "the second pass of checked chunks"));
+  }
+  return absl::OkStatus();
+}
+
 void DevicePass::FillSteps(const Command& command, uint64_t seq) {
   for (const BucketTables& tables : buckets_) {
-    char* const at = host_block_->data() + tables.step_at;
+    char* const at = Scalars() + tables.step_at;
     auto* const groups = reinterpret_cast<PassOptimizer*>(at + Lines(sizeof(PassStep)));
-    FillStep(command, seq, tables, *reinterpret_cast<PassStep*>(at), groups);
+    auto& step = *reinterpret_cast<PassStep*>(at);
+    FillStep(command, seq, tables, step, groups);
+    if (checks_ == nullptr) continue;
+    auto& again = *reinterpret_cast<PassStep*>(at + steps_bytes_);  // its groups are the first one's
+    again = step;
+    again.num_places = 0;
   }
 }
 
-absl::Status DevicePass::Launch(const Command& command, uint64_t seq) {
+absl::Status DevicePass::LaunchChecked(const Command& command, uint64_t seq) {
+  // Of chunks that were stepped before, the sources are not there any more.
+  const bool checks = begun_ != seq;
+  begun_ = seq;
+  RETURN_IF_ERROR(Launch(command, seq, checks));
+  std::atomic<uint64_t>& word = host_.control()->members[rank_.value()].damage;
+  if (!checks) {
+    checks_->Forget();
+  } else if (const std::optional<Damage> damage = checks_->Found(command); damage.has_value()) {
+    TellDamage(*damage, word);
+  }
+  return CheckDamage(job_, command.step, word);
+}
+
+absl::Status DevicePass::Launch(const Command& command, uint64_t seq, bool checks) {
   DeviceRuntime::Scope scope(*steps_);
   const DeviceWindows& windows = *host_.device();
+  if (checks) RETURN_IF_ERROR(checks_->Begin(command, kernels_));
   FillSteps(command, seq);
   // Words of the control block are atomics of 64 bits: the device reads them as such.
   PassGate gate;
@@ -331,9 +361,13 @@ absl::Status DevicePass::Launch(const Command& command, uint64_t seq) {
   gate.timeout_nanos = static_cast<uint64_t>(absl::ToInt64Nanoseconds(options_.gate_timeout));
   gate.verdict = reinterpret_cast<uint64_t*>(tables_.data());
   RETURN_IF_ERROR(Launched(kernels_.Gate(gate, steps_->stream()), "the gate of a command"));
-  RETURN_IF_ERROR(steps_->Copy(block_.data(), host_block_->data(), steps_bytes_));
+  RETURN_IF_ERROR(steps_->Copy(block_.data(), Scalars(), checks ? 2 * steps_bytes_ : steps_bytes_));
   RETURN_IF_ERROR(LaunchBuckets(command, seq));
-  const PassArrival arrival = {gate.verdict, host_block_->pinned.OnDevice(host_block_->result())};
+  if (checks) {
+    RETURN_IF_ERROR(LaunchDrawn(seq));
+    RETURN_IF_ERROR(checks_->End(command, kernels_));
+  }
+  const PassArrival arrival = {gate.verdict, ResultOnDevice()};
   RETURN_IF_ERROR(Launched(kernels_.Arrival(arrival, steps_->stream()), "the arrival of a command"));
   return AwaitResult(command.kind, seq);
 }
@@ -346,8 +380,10 @@ absl::Status DevicePass::AwaitResult(CommandKind kind, uint64_t seq) {
   if (usual > 2 * kLate) absl::SleepFor(std::min(usual - kLate, options_.timeout / 2));
   RETURN_IF_ERROR(steps_->AwaitIdle(begin + options_.timeout - MonotonicNow()));
   usual = std::min(MonotonicNow() - begin, std::max(2 * usual, 3 * kLate));  // one that is late makes few others late
-  const uint64_t word = __atomic_load_n(host_block_->result(), __ATOMIC_ACQUIRE);
-  switch (VerdictOf(word, seq)) {
+  const uint64_t word = __atomic_load_n(reinterpret_cast<uint64_t*>(host_block_.data()), __ATOMIC_ACQUIRE);
+  const GateVerdict verdict = VerdictOf(word, seq);
+  if (verdict == GateVerdict::kAborted || verdict == GateVerdict::kLate) begun_ = 0;
+  switch (verdict) {
     case GateVerdict::kOpen:
       return absl::OkStatus();
     case GateVerdict::kAborted:

@@ -6,12 +6,13 @@
 // the abort word first, with a time limit (kernels/cuda/pass_gate.h); the command's scalars, from pinned memory;
 // kernels, a block a range, one for as many buckets in a row as have the same formats; the arrival. Nothing changes
 // unless the gate opened. The calling thread sleeps for most of what the last command of the kind took, and then looks
-// whether the stream is done, until a time limit of its own. Initial weights and digests go through the host, some ranges
-// at a time, and weights from the shard to windows and publications by copies on the device. Who wants a copy of the shard
+// whether the stream is done, until a time limit of its own. Initial weights go through the host, some ranges at a time,
+// and weights from the shard to windows and publications by copies on the device. Digests are made there, too
+// (device_digest.h), as are the checks of a job with check_every (device_checks.h). Who wants a copy of the shard
 // (snapshot.h) gets it with the next digest.
 //
 // Not here, and refused when a job is created (core/job/support_table.h): matrices of Muon, weights gathered in codes,
-// bucket residency, check_every, several hosts.
+// bucket residency, several hosts.
 //
 // Run is for one thread at a time. A device that failed, or a kernel that does not end, is an error that names it.
 #pragma once
@@ -29,11 +30,13 @@
 #include "kernels/cuda/fused_pass_kernels.h"
 #include "local/device/device_runtime.h"
 #include "local/device/device_segment.h"
-#include "local/device/pinned_memory.h"
 #include "worker/control/group_table.h"
 #include "worker/control/host_ranks.h"
 #include "worker/memory/host_memory.h"
 #include "worker/memory/shard_storage.h"
+#include "worker/pass/device/device_checks.h"
+#include "worker/pass/device/device_digest.h"
+#include "worker/pass/device/pinned_block.h"
 #include "worker/pass/snapshot.h"
 #include "worker/pass/step_pass.h"
 
@@ -71,7 +74,8 @@ class DevicePass final : public StepPass {
   ~DevicePass() override;
 
   //   Aborted: the job was aborted before the gate opened; nothing changed. DeadlineExceeded: the gate's time limit
-  //   passed (nothing changed), or the command's. Unavailable: the device failed.
+  //   passed (nothing changed), or the command's. Unavailable: the device failed. DataLoss: the shard is damaged
+  //   (worker/control/damage.h); the member's word says where.
   absl::StatusOr<uint64_t> Run(const Command& command, uint64_t seq, const float* initial, BucketGate* gate) override;
   absl::Status GiveBackGradients(const Command& command) override;
   absl::Status GiveBackWeights(int bucket) override;
@@ -100,20 +104,31 @@ class DevicePass final : public StepPass {
     int first_range = 0, num_ranges = 0;
     std::optional<OptimizerContext> warp;
   };
-  struct HostBlock;
+  // What the shard's kernels read and no command changes: first the ranges that are stepped, then the frozen ones.
+  struct Tables {
+    std::vector<PassRange> ranges;
+    std::vector<int> cut_ranges;  // which of the cut's each is
+    std::vector<PassChunkRun> runs;
+    std::vector<int32_t> first_runs;
+  };
 
   DevicePass(const JobSpec& job, const Plan& plan, Rank rank, HostMemory& host, const PassKernels& kernels,
              ReplicaShare share, const DevicePassOptions& options, ShardStorage cut);
   absl::Status Open(const WorkerDevice& device);
   absl::Status UploadTables();
-  void AddBucket(int bucket, std::vector<PassRange>& ranges, std::vector<PassChunkRun>& runs,
-                 std::vector<int32_t>& first_runs);
+  void AddBucket(int bucket, Tables& all);
   void AddLaunch(const BucketTables& tables);
   OptimizerContext FormatsOf(const Bucket& bucket, int group) const;
   absl::Status Rehearse();
   // Steps, or sums squares: on the device.
-  absl::Status Launch(const Command& command, uint64_t seq);
+  absl::Status Launch(const Command& command, uint64_t seq, bool checks = false);
+  absl::Status LaunchChecked(const Command& command, uint64_t seq);
   absl::Status LaunchBuckets(const Command& command, uint64_t seq);
+  // What was drawn, a second time, into the scratch.
+  absl::Status LaunchDrawn(uint64_t seq);
+  PassArgs ArgsOf(uint64_t seq) const;
+  char* Scalars() const;
+  uint64_t* ResultOnDevice() const;
   absl::Status Launched(const char* error, absl::string_view what) const;
   void FillSteps(const Command& command, uint64_t seq);
   void FillStep(const Command& command, uint64_t seq, const BucketTables& bucket, PassStep& step,
@@ -124,8 +139,8 @@ class DevicePass final : public StepPass {
   absl::Status Upload(const HostRanges& ranges) const;
   absl::Status PlaceInitial(const Command& command, const float* initial);
   void EncodeRange(const Command& command, int range, const float* initial, const HostRanges& to) const;
+  absl::Status CopyShard(Snapshot& to) const;
   absl::StatusOr<uint64_t> Digest(const Command& command);
-  uint64_t DigestRange(const Command& command, int range, const HostRanges& in) const;
   // The first range behind as many, from `first` on, as one copy takes.
   int EndOfCopy(int first) const;
   // On the device: the shard's weights into the window and publications; the window into a publication.
@@ -147,12 +162,16 @@ class DevicePass final : public StepPass {
   DeviceSegment storage_, tables_, block_;
   std::vector<BucketTables> buckets_;
   std::vector<PassLaunch> launches_;
-  int64_t steps_bytes_ = 0;  // of a command's scalars
+  // Of a command's scalars. Of a job with check_every they are there a second time, with no place that is written.
+  int64_t steps_bytes_ = 0;
+  uint64_t begun_ = 0;       // the last step of which kernels may have done a part, or all; 0: there is none
   absl::Duration usual_[2];  // how long the last step and the last norm took
   const PassChunkRun* runs_ = nullptr;
   const int32_t* first_runs_ = nullptr;
   const PassRange* ranges_ = nullptr;
-  std::unique_ptr<HostBlock> host_block_;
+  PinnedBlock host_block_;  // where the device tells the result, and behind it a command's scalars
+  std::unique_ptr<DeviceDigest> digest_;
+  std::unique_ptr<DeviceChecks> checks_;  // null: of a job without check_every
   std::vector<int64_t> initial_begin_;  // by range: elements before it in the shard of initial weights
   int64_t window_bytes_ = 0;            // that a step writes
   SnapshotPort* snapshots_ = nullptr;

@@ -1,10 +1,9 @@
-// Of DevicePass: initial weights, digests and copies of the shard, which go through memory of the host, and weights that are
-// copied on the device.
+// Of DevicePass: initial weights and copies of the shard, which go through memory of the host, digests, and weights that
+// are copied on the device.
 #include <algorithm>
 #include <array>
 
 #include "core/base/status.h"
-#include "core/format/stream_digest.h"
 #include "kernels/encode/encode.h"
 #include "worker/pass/device/device_pass.h"
 
@@ -92,6 +91,7 @@ absl::Status DevicePass::Upload(const HostRanges& ranges) const {
 }
 
 absl::Status DevicePass::PlaceInitial(const Command& command, const float* initial) {
+  if (checks_ != nullptr) checks_->Forget();
   const int end = static_cast<int>(cut_.ranges().size());
   for (int first = 0; first < end; first = EndOfCopy(first)) {
     const HostRanges ranges(cut_, first, EndOfCopy(first));
@@ -125,6 +125,7 @@ void DevicePass::EncodeRange(const Command& command, int range, const float* ini
 }
 
 absl::Status DevicePass::Fill(const ShardStorage& from) {
+  if (checks_ != nullptr) checks_->Forget();
   const int end = static_cast<int>(cut_.ranges().size());
   for (int first = 0; first < end; first = EndOfCopy(first)) {
     RETURN_IF_ERROR(Upload(HostRanges(cut_, first, EndOfCopy(first), from)));
@@ -132,40 +133,28 @@ absl::Status DevicePass::Fill(const ShardStorage& from) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> DevicePass::Digest(const Command& command) {
-  const std::shared_ptr<Snapshot> wanted = snapshots_ != nullptr ? snapshots_->Wanted() : nullptr;
+absl::Status DevicePass::CopyShard(Snapshot& to) const {
   const int end = static_cast<int>(cut_.ranges().size());
-  uint64_t digest = 0;
   for (int first = 0; first < end; first = EndOfCopy(first)) {
-    const HostRanges ranges = wanted != nullptr ? HostRanges(cut_, first, EndOfCopy(first), wanted->storage())
-                                                : HostRanges(cut_, first, EndOfCopy(first));
+    const HostRanges ranges(cut_, first, EndOfCopy(first), to.storage());
     for (int s = 0; s < kStreams; ++s) {
       if (ranges.bytes(s) == 0) continue;
       const uint8_t* const from = storage_.data() + cut_.StreamAt(first, s);
       RETURN_IF_ERROR(host_.device()->Copy(ranges.begin(s), from, ranges.bytes(s)));
     }
-    for (int range = ranges.first(); range < ranges.end(); ++range) digest += DigestRange(command, range, ranges);
   }
-  if (wanted != nullptr) snapshots_->Filled(wanted.get(), {command.step, command.parity});
-  return digest;
+  return absl::OkStatus();
 }
 
-uint64_t DevicePass::DigestRange(const Command& command, int range, const HostRanges& in) const {
-  const StorageRange& r = cut_.ranges()[range];
-  uint64_t digest = 0;
-  for (const ChunkRun& run : cut_.runs(range)) {
-    for (int stream = 0; stream <= plan_.buckets()[r.bucket].num_states; ++stream) {
-      const StoredRun stored = in.At(range, stream, command.parity, run.offset);
-      for (const bool extra : {false, true}) {
-        const PartLayout& layout = r.parts[StreamOf(stream, extra)];
-        if (layout.bytes == 0) continue;
-        digest +=
-            DigestPart(DigestKey(static_cast<uint32_t>(run.tensor), stream, extra ? 1 : 0), layout,
-                       static_cast<uint64_t>(run.first_element), extra ? stored.extra : stored.codes, run.num_elements);
-      }
-    }
+absl::StatusOr<uint64_t> DevicePass::Digest(const Command& command) {
+  if (const auto wanted = snapshots_ != nullptr ? snapshots_->Wanted() : nullptr; wanted != nullptr) {
+    RETURN_IF_ERROR(CopyShard(*wanted));
+    snapshots_->Filled(wanted.get(), {command.step, command.parity});
   }
-  return digest;
+  DeviceRuntime::Scope scope(*steps_);
+  RETURN_IF_ERROR(Launched(digest_->Launch(kernels_, command.parity, steps_->stream()), "a digest"));
+  RETURN_IF_ERROR(steps_->AwaitIdle(options_.timeout));
+  return digest_->Sum();
 }
 
 // Replicas share the ranges.

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "kernels/cuda/fused_pass_host.h"
 #include "kernels/cuda/fused_pass_kernels.h"
@@ -23,6 +25,8 @@ class EmulatedKernels final : public PassKernels {
   // Steps from now on wait until Release.
   void Hold() { held_ = true; }
   void Release() { held_ = false; }
+  // Called in the stream, behind every launch of a step. REQUIRES: nothing is launched now.
+  void BehindSteps(std::function<void(const PassArgs&)> look) { behind_steps_ = std::move(look); }
   int steps_done() const { return steps_done_; }
   int gates_begun() const { return gates_begun_; }
   bool stopped() const { return stops_ && tiles_left_ <= 0; }
@@ -42,6 +46,7 @@ class EmulatedKernels final : public PassKernels {
       int64_t left = tiles_left_;
       StepPassOnHost(args, context.has_value() ? &*context : nullptr, stops_ ? &left : nullptr);
       if (stops_) tiles_left_ = left;
+      if (behind_steps_) behind_steps_(args);
       ++steps_done_;
     });
     return nullptr;
@@ -57,8 +62,21 @@ class EmulatedKernels final : public PassKernels {
     });
     return nullptr;
   }
+  const char* Digests(const StretchDigests& args, void* stream) const override {
+    TheStandIn().Launch(stream, [args] {
+      for (int32_t i = 0; i < args.num_stretches; ++i) {
+        uint64_t digest = 0;
+        for (int thread = kStretchThreads - 1; thread >= 0; --thread) {
+          digest += ShareOfDigest(args.stretches[i], args.parity, thread, kStretchThreads);
+        }
+        args.digests[i] = digest;
+      }
+    });
+    return nullptr;
+  }
 
  private:
+  std::function<void(const PassArgs&)> behind_steps_;
   mutable std::atomic<int64_t> tiles_left_{0};
   std::atomic<bool> stops_{false}, held_{false};
   mutable std::atomic<int> steps_done_{0}, gates_begun_{0};

@@ -1,0 +1,29 @@
+// The digest of stretches as a CUDA kernel: 256 threads a stretch, whose shares a tree in shared memory adds.
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/stretch_digest_launch_cuda.h"
+
+namespace shardmesh {
+namespace {
+
+__global__ void __launch_bounds__(kStretchThreads) StretchDigestKernel(const StretchDigests args) {
+  __shared__ uint64_t shares[kStretchThreads];
+  const int thread = static_cast<int>(threadIdx.x), index = static_cast<int>(blockIdx.x);
+  shares[thread] = ShareOfDigest(args.stretches[index], args.parity, thread, kStretchThreads);
+  for (int half = kStretchThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (thread < half) shares[thread] += shares[thread + half];
+  }
+  if (thread == 0) args.digests[index] = shares[0];
+}
+
+}  // namespace
+
+const char* LaunchStretchDigests(const StretchDigests& args, void* stream) {
+  if (args.num_stretches == 0) return nullptr;
+  StretchDigestKernel<<<args.num_stretches, kStretchThreads, 0, static_cast<cudaStream_t>(stream)>>>(args);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace shardmesh
