@@ -183,6 +183,16 @@ TEST_F(DeviceChecksTest, AbortedStep_IsCheckedWhenItBegins) {
   ASSERT_NO_FATAL_FAILURE(both.ExpectSame("after it"));
 }
 
+// Weights that are placed anew are no memory that changed.
+TEST_F(DeviceChecksTest, WeightsThatArePlacedAgain_HaveNoGuards) {
+  TwoGroups both(CheckedJob("fsdp=1", 1));
+  for (const int64_t step : {1, 5}) {
+    ASSERT_NO_FATAL_FAILURE(both.PlaceWeights());
+    for (const int64_t now : {step, step + 1}) ASSERT_NO_FATAL_FAILURE(both.RunStep(now));
+    ASSERT_NO_FATAL_FAILURE(both.ExpectSame("after step " + std::to_string(step + 1)));
+  }
+}
+
 TEST_F(DeviceChecksTest, MostDrawn_IsRoomForAnyDraw_AndNeverMoreThanAll) {
   EXPECT_EQ(DeviceChecks::MostDrawn(0, 1), 0);
   EXPECT_EQ(DeviceChecks::MostDrawn(1000, 1), 1000);
