@@ -31,6 +31,8 @@ __device__ StepUnit UnitOf(const StepSource& source, int64_t unit) {
 }
 
 // A block has kWarps * kUnits units in a row, which its warps take in turns: they look for a run only where one ends.
+//
+// Budget: 128 threads, 8 blocks; 64 registers, 736 bytes of stack, 180 of spills, 12480 of shared memory.
 template <class Body>
 __global__ void __launch_bounds__(kWarps* Body::kLanes, kBlocks) WarpKernel(const __grid_constant__ StepSource source) {
   __shared__ typename Body::Memory memory[kWarps];
@@ -66,6 +68,7 @@ __device__ void WalkPhases(Body& body, int64_t num_phases) {
   }
 }
 
+// Budget: 256 threads, 2 blocks; 127 registers, 896 bytes of stack, 328 of spills, 11072 of shared memory.
 __global__ void __launch_bounds__(kTileElements) BlockKernel(const __grid_constant__ StepSource source) {
   alignas(RowMemory) __shared__ uint8_t bytes[sizeof(RowMemory)];  // shared memory has no constructors
   RowMemory& memory = *reinterpret_cast<RowMemory*>(bytes);

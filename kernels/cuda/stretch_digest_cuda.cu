@@ -6,6 +6,7 @@
 namespace shardmesh {
 namespace {
 
+// Budget: 256 threads, 6 blocks; 40 registers, 0 bytes of stack, 0 of spills, 2048 of shared memory.
 __global__ void __launch_bounds__(kStretchThreads) StretchDigestKernel(const StretchDigests args) {
   __shared__ uint64_t shares[kStretchThreads];
   const int thread = static_cast<int>(threadIdx.x), index = static_cast<int>(blockIdx.x);
