@@ -72,7 +72,7 @@ DevicePass::~DevicePass() {
   if (!absl::IsDeadlineExceeded(steps_->AwaitIdle(options_.end_timeout))) return;
   host_.KeepForDevice();
   KeepForever(std::make_pair(std::move(steps_), std::move(host_block_)));
-  KeepForever(std::make_pair(std::move(digest_), std::move(checks_)));
+  KeepForever(std::make_tuple(std::move(digest_), std::move(checks_), std::move(look_sums_)));
   for (DeviceSegment* segment : {&storage_, &tables_, &block_}) KeepForever(std::move(*segment));
 }
 
@@ -90,9 +90,8 @@ absl::Status DevicePass::Open(const WorkerDevice& device) {
   ASSIGN_OR_RETURN(steps_, DeviceRuntime::Open(device.copies->device(), device.copies->library()));
   ASSIGN_OR_RETURN(storage_, DeviceSegment::Create(steps_, cut_.segment_bytes()));
   RETURN_IF_ERROR(UploadTables());
-  const int64_t bytes = checks_ != nullptr ? 2 * steps_bytes_ : steps_bytes_;
-  ASSIGN_OR_RETURN(block_, DeviceSegment::Create(steps_, std::max(bytes, kLine)));
-  ASSIGN_OR_RETURN(host_block_, PinnedBlock::Create(steps_, kLine + bytes));
+  ASSIGN_OR_RETURN(block_, DeviceSegment::Create(steps_, std::max(2 * steps_bytes_, kLine)));
+  ASSIGN_OR_RETURN(host_block_, PinnedBlock::Create(steps_, kLine + 2 * steps_bytes_));
   return Rehearse();
 }
 
@@ -100,12 +99,8 @@ absl::Status DevicePass::Open(const WorkerDevice& device) {
 // there is a gate that waits. They change nothing: the verdict is on no command yet.
 absl::Status DevicePass::Rehearse() {
   DeviceRuntime::Scope scope(*steps_);
-  FillSteps(Command(), 0);
-  for (const CommandKind kind : {CommandKind::kStep, CommandKind::kNorm}) {
-    Command command;
-    command.kind = kind;
-    RETURN_IF_ERROR(LaunchBuckets(command, 0));
-  }
+  FillSteps(Command(), 0, false);
+  for (const CommandKind kind : {CommandKind::kStep, CommandKind::kNorm}) RETURN_IF_ERROR(LaunchBuckets(kind, 0));
   RETURN_IF_ERROR(steps_->AwaitIdle(kUploadTimeout));
   auto* const verdict = reinterpret_cast<uint64_t*>(tables_.data());
   const PassGate gate = {0, verdict, verdict, 0, verdict};  // aborts nothing, opens at once
@@ -217,11 +212,10 @@ absl::StatusOr<uint64_t> DevicePass::Run(const Command& command, uint64_t seq, c
   switch (command.kind) {
     case CommandKind::kStep:
       if (command.apply == 0) break;
-      RETURN_IF_ERROR(checks_ != nullptr ? LaunchChecked(command, seq) : Launch(command, seq));
-      gathered_bytes_.fetch_add(window_bytes_, std::memory_order_relaxed);
+      RETURN_IF_ERROR(RunStep(command, seq));
       break;
     case CommandKind::kNorm:
-      RETURN_IF_ERROR(Launch(command, seq));
+      RETURN_IF_ERROR(RunNorm(command, seq));
       break;
     case CommandKind::kInit:
       RETURN_IF_ERROR(PlaceInitial(command, initial));
@@ -294,12 +288,13 @@ PassArgs DevicePass::ArgsOf(uint64_t seq) const {
   return args;
 }
 
-absl::Status DevicePass::LaunchBuckets(const Command& command, uint64_t seq) {
+absl::Status DevicePass::LaunchBuckets(CommandKind kind, uint64_t seq, bool again) {
   PassArgs args = ArgsOf(seq);
+  if (again) args.steps += steps_bytes_;
   for (const PassLaunch& launch : launches_) {
     args.ranges = ranges_ + launch.first_range;
     args.num_ranges = launch.num_ranges;
-    if (command.kind == CommandKind::kNorm) {
+    if (kind == CommandKind::kNorm) {
       RETURN_IF_ERROR(Launched(kernels_.Squares(args, steps_->stream()), "the squares of a norm"));
       continue;
     }
@@ -321,38 +316,53 @@ absl::Status DevicePass::LaunchDrawn(uint64_t seq) {
   return absl::OkStatus();
 }
 
-void DevicePass::FillSteps(const Command& command, uint64_t seq) {
+void DevicePass::FillSteps(const Command& command, uint64_t seq, bool again) {
   for (const BucketTables& tables : buckets_) {
     char* const at = Scalars() + tables.step_at;
     auto* const groups = reinterpret_cast<PassOptimizer*>(at + Lines(sizeof(PassStep)));
     auto& step = *reinterpret_cast<PassStep*>(at);
     FillStep(command, seq, tables, step, groups);
-    if (checks_ == nullptr) continue;
-    auto& again = *reinterpret_cast<PassStep*>(at + steps_bytes_);  // its groups are the first one's
-    again = step;
-    again.num_places = 0;
+    if (!again) continue;
+    auto& second = *reinterpret_cast<PassStep*>(at + steps_bytes_);  // its groups are the first one's
+    second = step;
+    second.num_places = 0;
+    second.square_sums = look_at_.empty() ? nullptr : look_sums_.OnDevice(const_cast<float*>(LookSums(tables.bucket)));
   }
 }
 
-absl::Status DevicePass::LaunchChecked(const Command& command, uint64_t seq) {
+absl::Status DevicePass::RunStep(const Command& command, uint64_t seq) {
+  const ControlBlock& control = *host_.control();
+  Watch watch;
+  watch.squares = control.looks_again.load() != 0 || control.elsewhere_looks_again.load() != 0;
   // Of chunks that were stepped before, the sources are not there any more.
-  const bool checks = begun_ != seq;
+  watch.checks = checks_ != nullptr && begun_ != seq;
   begun_ = seq;
-  RETURN_IF_ERROR(Launch(command, seq, checks));
+  if (watch.squares) RETURN_IF_ERROR(OpenLook());
+  RETURN_IF_ERROR(Launch(command, seq, watch));
+  gathered_bytes_.fetch_add(window_bytes_, std::memory_order_relaxed);
   std::atomic<uint64_t>& word = host_.control()->members[rank_.value()].damage;
-  if (!checks) {
+  if (watch.checks) {
+    if (const std::optional<Damage> damage = checks_->Found(command); damage.has_value()) TellDamage(*damage, word);
+  } else if (checks_ != nullptr) {
     checks_->Forget();
-  } else if (const std::optional<Damage> damage = checks_->Found(command); damage.has_value()) {
-    TellDamage(*damage, word);
   }
+  if (watch.squares) RETURN_IF_ERROR(LookAgain([&](int bucket) { return LookSums(bucket); }));
   return CheckDamage(job_, command.step, word);
 }
 
-absl::Status DevicePass::Launch(const Command& command, uint64_t seq, bool checks) {
+absl::Status DevicePass::RunNorm(const Command& command, uint64_t seq) {
+  RETURN_IF_ERROR(Launch(command, seq, {}));
+  const float* const sums = SquareSums(host_.control());
+  RETURN_IF_ERROR(LookAgain([&](int bucket) { return sums + plan_.buckets()[bucket].first_block; }));
+  return CheckDamage(job_, command.step, host_.control()->members[rank_.value()].damage);
+}
+
+absl::Status DevicePass::Launch(const Command& command, uint64_t seq, const Watch& watch) {
   DeviceRuntime::Scope scope(*steps_);
   const DeviceWindows& windows = *host_.device();
-  if (checks) RETURN_IF_ERROR(checks_->Begin(command, kernels_));
-  FillSteps(command, seq);
+  if (watch.checks) RETURN_IF_ERROR(checks_->Begin(command, kernels_));
+  const bool again = watch.checks || watch.squares;
+  FillSteps(command, seq, again);
   // Words of the control block are atomics of 64 bits: the device reads them as such.
   PassGate gate;
   gate.seq = seq;
@@ -361,9 +371,11 @@ absl::Status DevicePass::Launch(const Command& command, uint64_t seq, bool check
   gate.timeout_nanos = static_cast<uint64_t>(absl::ToInt64Nanoseconds(options_.gate_timeout));
   gate.verdict = reinterpret_cast<uint64_t*>(tables_.data());
   RETURN_IF_ERROR(Launched(kernels_.Gate(gate, steps_->stream()), "the gate of a command"));
-  RETURN_IF_ERROR(steps_->Copy(block_.data(), Scalars(), checks ? 2 * steps_bytes_ : steps_bytes_));
-  RETURN_IF_ERROR(LaunchBuckets(command, seq));
-  if (checks) {
+  RETURN_IF_ERROR(steps_->Copy(block_.data(), Scalars(), again ? 2 * steps_bytes_ : steps_bytes_));
+  RETURN_IF_ERROR(LaunchBuckets(command.kind, seq));
+  // Behind the step: what was written into a slot before the step read it is still there.
+  if (watch.squares) RETURN_IF_ERROR(LaunchBuckets(CommandKind::kNorm, seq, /*again=*/true));
+  if (watch.checks) {
     RETURN_IF_ERROR(LaunchDrawn(seq));
     RETURN_IF_ERROR(checks_->End(command, kernels_));
   }

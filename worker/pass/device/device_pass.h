@@ -9,7 +9,7 @@
 // whether the stream is done, until a time limit of its own. Initial weights go through the host, some ranges at a time,
 // and weights from the shard to windows and publications by copies on the device. Digests are made there, too
 // (device_digest.h), as are the checks of a job with check_every (device_checks.h). Who wants a copy of the shard
-// (snapshot.h) gets it with the next digest.
+// (snapshot.h) gets it with the next digest. Gradients are looked at a second time as on processors (device_pass_look.cc).
 //
 // Not here, and refused when a job is created (core/job/support_table.h): matrices of Muon, weights gathered in codes,
 // bucket residency, several hosts.
@@ -18,6 +18,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -120,17 +121,24 @@ class DevicePass final : public StepPass {
   void AddLaunch(const BucketTables& tables);
   OptimizerContext FormatsOf(const Bucket& bucket, int group) const;
   absl::Status Rehearse();
+  // What else a step does.
+  struct Watch {
+    bool checks = false;   // of chunks that are drawn
+    bool squares = false;  // of the gradients that it has read
+  };
   // Steps, or sums squares: on the device.
-  absl::Status Launch(const Command& command, uint64_t seq, bool checks = false);
-  absl::Status LaunchChecked(const Command& command, uint64_t seq);
-  absl::Status LaunchBuckets(const Command& command, uint64_t seq);
+  absl::Status Launch(const Command& command, uint64_t seq, const Watch& watch);
+  // `again`: by the scalars that have no place that is written, and squares into look_sums_.
+  absl::Status LaunchBuckets(CommandKind kind, uint64_t seq, bool again = false);
+  absl::Status RunStep(const Command& command, uint64_t seq);
+  absl::Status RunNorm(const Command& command, uint64_t seq);
   // What was drawn, a second time, into the scratch.
   absl::Status LaunchDrawn(uint64_t seq);
   PassArgs ArgsOf(uint64_t seq) const;
   char* Scalars() const;
   uint64_t* ResultOnDevice() const;
   absl::Status Launched(const char* error, absl::string_view what) const;
-  void FillSteps(const Command& command, uint64_t seq);
+  void FillSteps(const Command& command, uint64_t seq, bool again);
   void FillStep(const Command& command, uint64_t seq, const BucketTables& bucket, PassStep& step,
                 PassOptimizer* groups);
   absl::Status AwaitResult(CommandKind kind, uint64_t seq);
@@ -141,6 +149,12 @@ class DevicePass final : public StepPass {
   void EncodeRange(const Command& command, int range, const float* initial, const HostRanges& to) const;
   absl::Status CopyShard(Snapshot& to) const;
   absl::StatusOr<uint64_t> Digest(const Command& command);
+  // The second look at gradients, by the sums of squares that the device told (device_pass_look.cc).
+  absl::Status OpenLook();
+  const float* LookSums(int bucket) const;
+  // `sums`: by bucket, where the sum of its first block is, or would be.
+  absl::Status LookAgain(const std::function<const float*(int bucket)>& sums);
+  absl::StatusOr<bool> AreNumbers(const Bucket& bucket, int64_t element, int64_t num_elements) const;
   // The first range behind as many, from `first` on, as one copy takes.
   int EndOfCopy(int first) const;
   // On the device: the shard's weights into the window and publications; the window into a publication.
@@ -162,8 +176,7 @@ class DevicePass final : public StepPass {
   DeviceSegment storage_, tables_, block_;
   std::vector<BucketTables> buckets_;
   std::vector<PassLaunch> launches_;
-  // Of a command's scalars. Of a job with check_every they are there a second time, with no place that is written.
-  int64_t steps_bytes_ = 0;
+  int64_t steps_bytes_ = 0;  // of a command's scalars, which are there twice: the second have no place that is written
   uint64_t begun_ = 0;       // the last step of which kernels may have done a part, or all; 0: there is none
   absl::Duration usual_[2];  // how long the last step and the last norm took
   const PassChunkRun* runs_ = nullptr;
@@ -172,6 +185,9 @@ class DevicePass final : public StepPass {
   PinnedBlock host_block_;  // where the device tells the result, and behind it a command's scalars
   std::unique_ptr<DeviceDigest> digest_;
   std::unique_ptr<DeviceChecks> checks_;  // null: of a job without check_every
+  // Sums of squares of the shard's gradients, of steps that look again; and by bucket, how many before its first block's.
+  PinnedBlock look_sums_;
+  std::vector<int64_t> look_at_;
   std::vector<int64_t> initial_begin_;  // by range: elements before it in the shard of initial weights
   int64_t window_bytes_ = 0;            // that a step writes
   SnapshotPort* snapshots_ = nullptr;
