@@ -61,6 +61,7 @@ class TimedKernels : public PassKernels {
     return error != nullptr ? error : ours_.Arrival(arrival, stream);
   }
   const char* Digests(const StretchDigests& args, void* stream) const override { return ours_.Digests(args, stream); }
+  const char* Copies(const StretchCopies& args, void* stream) const override { return ours_.Copies(args, stream); }
   // Of the last command.
   absl::StatusOr<double> Seconds() const {
     double seconds = 0;

@@ -24,6 +24,9 @@ class CudaPassKernels final : public PassKernels {
   const char* Digests(const StretchDigests& args, void* stream) const override {
     return LaunchStretchDigests(args, stream);
   }
+  const char* Copies(const StretchCopies& args, void* stream) const override {
+    return LaunchStretchCopies(args, stream);
+  }
 };
 
 }  // namespace

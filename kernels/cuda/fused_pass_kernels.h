@@ -1,4 +1,4 @@
-// PassKernels: how the kernels of a fused pass, and of digests, are given to a stream. Thread-safe.
+// PassKernels: how the kernels of a fused pass, and of digests and copies, are given to a stream. Thread-safe.
 //
 // In builds with --config=cuda there are the device's; a test has others, which walk the same bodies on the CPU.
 #pragma once
@@ -23,6 +23,7 @@ class PassKernels {
   virtual const char* Squares(const PassArgs& args, void* stream) const = 0;
   virtual const char* Arrival(const PassArrival& arrival, void* stream) const = 0;
   virtual const char* Digests(const StretchDigests& args, void* stream) const = 0;
+  virtual const char* Copies(const StretchCopies& args, void* stream) const = 0;
 };
 
 // The device's; null in builds without CUDA.

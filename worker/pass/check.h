@@ -1,5 +1,5 @@
 // The search for silent corruption, as passes on processors and on devices have it (pass_check.cc,
-// device/device_checks.h). Pure functions, thread-safe.
+// device/device_checks.h). Thread-safe.
 #pragma once
 
 #include <atomic>

@@ -19,7 +19,7 @@ int64_t Aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 
 int64_t DeviceChecks::MostDrawn(int64_t num_chunks, int check_every) {
   const double expected = static_cast<double>(num_chunks) / check_every;
-  return std::min(num_chunks, static_cast<int64_t>(expected + 8 * std::sqrt(expected)) + 8);
+  return std::min(num_chunks, static_cast<int64_t>(std::ceil(expected + 4 * std::sqrt(expected))) + 1);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceChecks>> DeviceChecks::Create(const JobSpec& job, const ShardStorage& cut,
@@ -34,34 +34,37 @@ absl::StatusOr<std::unique_ptr<DeviceChecks>> DeviceChecks::Create(const JobSpec
 }
 
 absl::Status DeviceChecks::Open() {
-  int64_t chunks = 0, stretches_of_one = 0;
-  std::array<int64_t, kStreams> bytes = {};
   for (const int r : cut_ranges_) {
     const StorageRange& range = cut_.ranges()[r];
-    chunks += range.num_chunks();
-    int64_t streams = 0;
+    if (static_cast<int>(rooms_.size()) <= range.bucket) rooms_.resize(static_cast<size_t>(range.bucket) + 1);
+    Room& room = rooms_[range.bucket];
+    room.chunks += range.num_chunks();
+    int64_t slot = 0, streams = 0;
     for (int s = 0; s < kStreams; ++s) {
-      // A chunk's source and where its result goes.
-      bytes[s] = std::max(bytes[s], range.parts[s].BytesOf(2 * range.spare()));
+      room.stream_at[s] = std::max(room.stream_at[s], slot);
+      slot = room.stream_at[s] + Aligned(range.parts[s].BytesOf(2 * range.spare()));
       if (range.parts[s].bytes > 0) ++streams;
     }
+    room.slot_bytes = std::max(room.slot_bytes, slot);
     for (int64_t c = 0; c < range.num_chunks(); ++c) {
-      stretches_of_one = std::max(stretches_of_one, streams * (cut_.first_run(r, c + 1) - cut_.first_run(r, c)));
+      room.stretches = std::max(room.stretches, streams * (cut_.first_run(r, c + 1) - cut_.first_run(r, c)));
     }
   }
-  for (int s = 0; s < kStreams; ++s) {
-    stream_at_[s] = slot_bytes_;
-    slot_bytes_ += Aligned(bytes[s]);
+  int64_t drawn = 0, stretches = 0, slots = 0;
+  for (Room& room : rooms_) {
+    room.most_drawn = MostDrawn(room.chunks, job_.check_every);
+    drawn += room.most_drawn;
+    stretches += 3 * room.most_drawn * room.stretches;
+    slots += room.most_drawn * room.slot_bytes;
   }
-  most_drawn_ = MostDrawn(chunks, job_.check_every);
-  most_stretches_ = 3 * most_drawn_ * stretches_of_one;
-  progress_at_ = Aligned(most_drawn_ * static_cast<int64_t>(sizeof(PassRange)));
-  stretches_at_ = progress_at_ + Aligned(most_drawn_ * static_cast<int64_t>(sizeof(uint64_t)));
-  tables_bytes_ = stretches_at_ + Aligned(most_stretches_ * static_cast<int64_t>(sizeof(DigestStretch)));
-  if (chunks == 0) return absl::OkStatus();
-  ASSIGN_OR_RETURN(scratch_, DeviceSegment::Create(device_, tables_bytes_ + most_drawn_ * slot_bytes_));
-  ASSIGN_OR_RETURN(
-      block_, PinnedBlock::Create(device_, tables_bytes_ + most_stretches_ * static_cast<int64_t>(sizeof(uint64_t))));
+  if (drawn == 0) return absl::OkStatus();
+  const auto bytes = [](int64_t num, size_t each) { return Aligned(num * static_cast<int64_t>(each)); };
+  progress_at_ = bytes(drawn, sizeof(PassRange));
+  stretches_at_ = progress_at_ + bytes(drawn, sizeof(uint64_t));
+  copies_at_ = stretches_at_ + bytes(stretches, sizeof(DigestStretch));
+  tables_bytes_ = copies_at_ + bytes(drawn * kStreams, sizeof(StretchCopy));
+  ASSIGN_OR_RETURN(scratch_, DeviceSegment::Create(device_, tables_bytes_ + slots));
+  ASSIGN_OR_RETURN(block_, PinnedBlock::Create(device_, tables_bytes_ + bytes(stretches, sizeof(uint64_t))));
   return absl::OkStatus();
 }
 
@@ -69,28 +72,27 @@ void DeviceChecks::Forget() {
   for (std::vector<Guard>& guards : guards_) guards.clear();
 }
 
-int64_t DeviceChecks::ElementsOf(const Chunk& at) const {
-  const StorageRange& range = cut_.ranges()[cut_ranges_[at.range]];
-  return std::min(range.chunk_elements, range.num_elements - at.chunk * range.chunk_elements);
-}
-
-StreamAddresses DeviceChecks::SlotAddresses(int slot) const {
+StreamAddresses DeviceChecks::SlotAddresses(const Chunk& at) const {
+  const Room& room = rooms_[cut_.ranges()[cut_ranges_[at.range]].bucket];
   StreamAddresses addresses = {};
-  for (int s = 0; s < kStreams; ++s) {
-    addresses[s] = scratch_.data() + tables_bytes_ + slot * slot_bytes_ + stream_at_[s];
-  }
+  for (int s = 0; s < kStreams; ++s) addresses[s] = scratch_.data() + tables_bytes_ + at.slot_at + room.stream_at[s];
   return addresses;
 }
 
 void DeviceChecks::Draw(int64_t step) {
   drawn_.clear();
+  int64_t slot_at = 0, of_bucket = 0;
+  int bucket = -1;
   for (int i = 0; i < static_cast<int>(ranges_.size()); ++i) {
+    const int r = cut_ranges_[i];
+    if (cut_.ranges()[r].bucket != bucket) of_bucket = 0;
+    bucket = cut_.ranges()[r].bucket;
     for (int32_t chunk = 0; chunk < ranges_[i].num_chunks; ++chunk) {
-      if (!IsDrawn(job_, step, cut_ranges_[i], chunk)) continue;
-      const int r = cut_ranges_[i];
+      if (!IsDrawn(job_, step, r, chunk) || of_bucket == rooms_[bucket].most_drawn) continue;
       if (cut_.first_run(r, chunk) == cut_.first_run(r, chunk + 1)) continue;  // padding alone
-      if (static_cast<int64_t>(drawn_.size()) == most_drawn_) return;
-      drawn_.push_back({i, chunk});
+      drawn_.push_back({i, chunk, slot_at});
+      slot_at += rooms_[bucket].slot_bytes;
+      ++of_bucket;
     }
   }
 }
@@ -104,7 +106,29 @@ void DeviceChecks::AddChunk(const Chunk& at, const StreamAddresses& addresses, i
   firsts_.push_back(static_cast<int32_t>(stretches->size()));
 }
 
-void DeviceChecks::FillTables(int parity) {
+void DeviceChecks::AddCopies(const Chunk& at, int parity, std::vector<StretchCopy>* copies) const {
+  const int r = cut_ranges_[at.range];
+  const StorageRange& range = cut_.ranges()[r];
+  const StreamAddresses from = AddressesOf(cut_, r, storage_), to = SlotAddresses(at);
+  const int64_t base = range.Base(parity), before = at.chunk * range.chunk_elements;
+  const int64_t elements = std::min(range.chunk_elements, range.num_elements - before);
+  for (int s = 0; s < kStreams; ++s) {
+    const PartLayout& part = range.parts[s];
+    if (part.bytes == 0) continue;
+    copies->push_back({const_cast<uint8_t*>(to[s]) + part.BytesOf(base), from[s] + part.BytesOf(base + before),
+                       part.BytesOf(elements)});
+  }
+}
+
+template <class Value>
+absl::Status DeviceChecks::Upload(int64_t at, const std::vector<Value>& values) {
+  if (values.empty()) return absl::OkStatus();
+  const size_t bytes = values.size() * sizeof(Value);
+  std::memcpy(block_.data() + at, values.data(), bytes);
+  return device_->Copy(scratch_.data() + at, block_.data() + at, static_cast<int64_t>(bytes));
+}
+
+absl::Status DeviceChecks::FillTables(int parity) {
   std::vector<DigestStretch> stretches;
   firsts_.assign(1, 0);
   const auto in_shard = [&](const Chunk& at) {
@@ -113,44 +137,35 @@ void DeviceChecks::FillTables(int parity) {
   for (const Guard& guard : guards_[parity]) in_shard(guard.at);
   num_guard_stretches_ = static_cast<int32_t>(stretches.size());
   for (const Chunk& at : drawn_) in_shard(at);
-  auto* const ranges = reinterpret_cast<PassRange*>(block_.data());
-  for (size_t i = 0; i < drawn_.size(); ++i) {
-    const Chunk& at = drawn_[i];
-    const StreamAddresses addresses = SlotAddresses(static_cast<int>(i));
+  std::vector<PassRange> ranges;
+  std::vector<StretchCopy> copies;
+  auto* const progress = reinterpret_cast<uint64_t*>(scratch_.data() + progress_at_);
+  for (const Chunk& at : drawn_) {
+    const StreamAddresses addresses = SlotAddresses(at);
     const int64_t before = at.chunk * cut_.ranges()[cut_ranges_[at.range]].chunk_elements;
     AddChunk(at, addresses, before, &stretches);
-    PassRange& range = ranges[i] = ranges_[at.range];
+    AddCopies(at, parity, &copies);
+    PassRange& range = ranges.emplace_back(ranges_[at.range]);
     for (int64_t& base : range.base) base -= before;
     range.num_chunks = 1;
     range.first_chunk += at.chunk;
     for (int s = 0; s < kStreams; ++s) range.streams[s] = const_cast<uint8_t*>(addresses[s]);
-    range.progress = reinterpret_cast<uint64_t*>(scratch_.data() + progress_at_) + i;  // always 0 in the block
+    range.progress = progress + (ranges.size() - 1);
   }
-  std::memcpy(block_.data() + stretches_at_, stretches.data(), stretches.size() * sizeof(DigestStretch));
-}
-
-absl::Status DeviceChecks::CopySource(const Chunk& at, int slot, int parity) {
-  const int r = cut_ranges_[at.range];
-  const StorageRange& range = cut_.ranges()[r];
-  const StreamAddresses from = AddressesOf(cut_, r, storage_), to = SlotAddresses(slot);
-  const int64_t base = range.Base(parity), before = at.chunk * range.chunk_elements;
-  for (int s = 0; s < kStreams; ++s) {
-    const PartLayout& part = range.parts[s];
-    if (part.bytes == 0) continue;
-    RETURN_IF_ERROR(device_->Copy(const_cast<uint8_t*>(to[s]) + part.BytesOf(base),
-                                  from[s] + part.BytesOf(base + before), part.BytesOf(ElementsOf(at))));
-  }
-  return absl::OkStatus();
+  num_copies_ = static_cast<int32_t>(copies.size());
+  RETURN_IF_ERROR(Upload(0, ranges));
+  RETURN_IF_ERROR(Upload(progress_at_, std::vector<uint64_t>(ranges.size())));
+  RETURN_IF_ERROR(Upload(stretches_at_, stretches));
+  return Upload(copies_at_, copies);
 }
 
 absl::Status DeviceChecks::Begin(const Command& command, const PassKernels& kernels) {
   Draw(command.step);
-  FillTables(command.parity);
-  if (firsts_.back() == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(device_->Copy(scratch_.data(), block_.data(), tables_bytes_));
-  for (size_t i = 0; i < drawn_.size(); ++i) {
-    RETURN_IF_ERROR(CopySource(drawn_[i], static_cast<int>(i), command.parity));
-  }
+  RETURN_IF_ERROR(FillTables(command.parity));
+  StretchCopies args;
+  args.copies = reinterpret_cast<const StretchCopy*>(scratch_.data() + copies_at_);
+  args.num_copies = num_copies_;
+  if (num_copies_ > 0) RETURN_IF_ERROR(Launched(kernels.Copies(args, device_->stream())));
   return Digest(0, num_guard_stretches_, command.parity, kernels);
 }
 
@@ -173,10 +188,13 @@ absl::Status DeviceChecks::Digest(int32_t first, int32_t num, int parity, const 
   args.num_stretches = num;
   args.parity = parity;
   args.digests = block_.OnDevice(reinterpret_cast<uint64_t*>(block_.data() + tables_bytes_)) + first;
-  const char* const error = kernels.Digests(args, device_->stream());
+  return Launched(kernels.Digests(args, device_->stream()));
+}
+
+absl::Status DeviceChecks::Launched(const char* error) const {
   if (error == nullptr) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("CUDA device ", device_->device(), " cannot launch the digests of checked chunks: ", error));
+      absl::StrCat("CUDA device ", device_->device(), " cannot launch the check of chunks: ", error));
 }
 
 uint64_t DeviceChecks::DigestOf(size_t i) const {

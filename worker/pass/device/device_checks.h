@@ -1,11 +1,12 @@
-// DeviceChecks: the search for silent corruption of a shard on a CUDA device, of jobs with check_every: what
-// worker/pass/pass_check.cc does on processors, by the same draw of chunks.
+// DeviceChecks: the search for silent corruption of a shard on a CUDA device, of jobs with check_every. It is that of
+// worker/pass/pass_check.cc, but that a device has shorter chunks, and that weights which are placed have no guards.
 //
 // A step leaves no chunk's source, so the sources of drawn chunks are copied, on the device and before the step, into a
 // scratch that has a range for each. The kernels of the step take these ranges, too, and write nothing but the scratch.
 // What lies in the shard and what lies in the scratch is digested on the device: two results of one step differ where
 // arithmetic erred. The shard's digest is the chunk's guard: the next step digests it first, and finds memory that
-// changed meanwhile. So a step's cost grows by what is drawn, one of check_every chunks.
+// changed meanwhile. The device's work grows by what is drawn, one of check_every chunks; the host draws from all chunks
+// of the shard in each step.
 //
 // All goes into the caller's stream, in this order: Begin, the step, the ranges of Drawn with places for nothing, End;
 // when the stream has done it, Found. The shard, the runtime, its memory and the kernels outlive the object. Not
@@ -33,7 +34,8 @@ namespace shardmesh {
 
 class DeviceChecks {
  public:
-  // Of the shard that is cut so, at `storage`. `ranges`: as kernels have them; `cut_ranges`: which of the cut's each is.
+  // Of the shard that is cut so, at `storage`. `ranges`: as kernels have them, those of a bucket in a row; `cut_ranges`:
+  // which of the cut's each is.
   //   ResourceExhausted: there is not enough memory. Unavailable: the device failed.
   static absl::StatusOr<std::unique_ptr<DeviceChecks>> Create(const JobSpec& job, const ShardStorage& cut,
                                                               const uint8_t* storage, std::vector<PassRange> ranges,
@@ -51,7 +53,8 @@ class DeviceChecks {
   // The shard has other bytes from now on.
   void Forget();
 
-  // Chunks that a step looks at, at most: eight times the spread of the draw above what is expected.
+  // Chunks of a bucket that a step looks at, at most: four times the spread of the draw above what is expected, and one.
+  // The room is for so many; what else is drawn is not looked at.
   static int64_t MostDrawn(int64_t num_chunks, int check_every);
   // Of the device: the scratch and its tables.
   int64_t device_bytes() const { return scratch_.allocated_bytes(); }
@@ -60,6 +63,14 @@ class DeviceChecks {
   struct Chunk {
     int range = 0;  // of the kernels'
     int32_t chunk = 0;
+    int64_t slot_at = 0;  // bytes from where slots begin
+  };
+  // By bucket.
+  struct Room {
+    int64_t chunks = 0, most_drawn = 0;
+    int64_t slot_bytes = 0;  // a chunk's source and where its result goes
+    std::array<int64_t, kStreams> stream_at = {};
+    int64_t stretches = 0;  // of a chunk, at most
   };
   struct Guard {
     Chunk at;
@@ -76,17 +87,19 @@ class DeviceChecks {
         device_(std::move(device)) {}
   absl::Status Open();
   void Draw(int64_t step);
-  // Fills the tables: stretches of guards, of what was drawn in the shard, and of the same in the scratch.
-  void FillTables(int parity);
+  // Uploads the tables: stretches of guards, of what was drawn in the shard, and of the same in the scratch.
+  absl::Status FillTables(int parity);
   void AddChunk(const Chunk& at, const StreamAddresses& addresses, int64_t before,
                 std::vector<DigestStretch>* stretches);
+  absl::Status Launched(const char* error) const;
   absl::Status Digest(int32_t first, int32_t num, int parity, const PassKernels& kernels);
-  absl::Status CopySource(const Chunk& at, int slot, int parity);
-  StreamAddresses SlotAddresses(int slot) const;
+  void AddCopies(const Chunk& at, int parity, std::vector<StretchCopy>* copies) const;
+  StreamAddresses SlotAddresses(const Chunk& at) const;
+  template <class Value>
+  absl::Status Upload(int64_t at, const std::vector<Value>& values);
   // The sum of what stretches [firsts_[i], firsts_[i + 1]) tell.
   uint64_t DigestOf(size_t i) const;
   Damage DamageOf(Damage::What what, const Chunk& at) const;
-  int64_t ElementsOf(const Chunk& at) const;
 
   const JobSpec& job_;
   const ShardStorage& cut_;
@@ -94,18 +107,16 @@ class DeviceChecks {
   const std::vector<PassRange> ranges_;
   const std::vector<int> cut_ranges_;
   const std::shared_ptr<DeviceRuntime> device_;
-  int64_t most_drawn_ = 0, most_stretches_ = 0;
-  // Bytes from where the tables begin, on the device as in the block: ranges, progress words, stretches. On the device
-  // the slots are behind them, in the block the digests.
-  int64_t progress_at_ = 0, stretches_at_ = 0, tables_bytes_ = 0;
-  int64_t slot_bytes_ = 0;
-  std::array<int64_t, kStreams> stream_at_ = {};  // in a slot
+  std::vector<Room> rooms_;
+  // Bytes from where the tables begin, on the device as in the block: ranges, their progress words (0), stretches,
+  // copies. Behind them are on the device the slots, in the block the digests.
+  int64_t progress_at_ = 0, stretches_at_ = 0, copies_at_ = 0, tables_bytes_ = 0;
   DeviceSegment scratch_;
   PinnedBlock block_;
   std::vector<Chunk> drawn_;      // in the ranges' order
   std::vector<Guard> guards_[2];  // by parity
   std::vector<int32_t> firsts_;   // of the stretches of each chunk that is digested, and the end
-  int32_t num_guard_stretches_ = 0;
+  int32_t num_guard_stretches_ = 0, num_copies_ = 0;
 };
 
 }  // namespace shardmesh

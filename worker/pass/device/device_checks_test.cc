@@ -128,22 +128,25 @@ TEST_F(DeviceChecksTest, FlippedBit_IsFoundAndNamed) {
 
 // In the first result or in the second; in the lowest bit of one weight.
 TEST_F(DeviceChecksTest, ArithmeticThatErrsOnce_IsFound) {
-  for (const bool second : {false, true}) {
-    TwoGroups both(CheckedJob("fsdp=1", 1));
+  for (const auto& [mesh, second] :
+       {std::pair("fsdp=1", false), std::pair("fsdp=1", true), std::pair("ddp=2", false)}) {
+    TwoGroups both(CheckedJob(mesh, 1));
     ASSERT_NO_FATAL_FAILURE(both.PlaceWeights());
     ASSERT_NO_FATAL_FAILURE(both.RunStep(1));
-    both.gpu.kernels.BehindSteps([&, erred = false](const PassArgs& args) mutable {
+    std::atomic<bool> erred{false};
+    both.gpu.kernels.BehindSteps([&erred, second = second](const PassArgs& args) {
       const PassRange& range = args.ranges[0];
       const auto& step = *reinterpret_cast<const PassStep*>(args.steps + range.step_at);
-      if (erred || (step.num_places == 0) != second) return;
-      erred = true;
+      if ((step.num_places == 0) != second || erred.exchange(true)) return;
       const PassChunkRun& run = args.runs[args.first_runs[range.first_chunk]];
       static_cast<uint8_t*>(fused_pass::StoredAt(step, range, 0, 1 - step.parity, run.offset).codes)[0] ^= 1;
     });
     const Command command = both.CpuStep(2);
     const absl::Status status = both.gpu.Execute(command, both.cpu.seq).status();
     ASSERT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    EXPECT_EQ(DamageOf(both.gpu, 0).what, Damage::kArithmetic);
+    int found = 0;
+    for (int r = 0; r < both.gpu.plan.num_ranks(); ++r) found += DamageOf(both.gpu, r).what == Damage::kArithmetic;
+    EXPECT_EQ(found, 1);
     EXPECT_THAT(std::string(status.message()), HasSubstr("gave two results"));
   }
 }
@@ -183,6 +186,37 @@ TEST_F(DeviceChecksTest, AbortedStep_IsCheckedWhenItBegins) {
   ASSERT_NO_FATAL_FAILURE(both.ExpectSame("after it"));
 }
 
+// Stopped in the middle, then aborted: the abort changed nothing, but what was before it did.
+TEST_F(DeviceChecksTest, StepThatWasStoppedAndThenAborted_IsNotTakenForDamage) {
+  TwoGroups both(CheckedJob("fsdp=1", 1));
+  ASSERT_NO_FATAL_FAILURE(both.PlaceWeights());
+  ASSERT_NO_FATAL_FAILURE(both.RunStep(1));
+  const Command command = both.CpuStep(2);
+  both.gpu.kernels.StopAfter(50);
+  EXPECT_EQ(both.gpu.Execute(command, both.cpu.seq).status().code(), absl::StatusCode::kUnavailable);
+  both.gpu.kernels.StopAfter(-1);
+  both.gpu.host.control()->abort.store(AbortWord(AbortReason::kGone, 1, 0));
+  EXPECT_EQ(both.gpu.Execute(command, both.cpu.seq).status().code(), absl::StatusCode::kAborted);
+  both.gpu.host.control()->abort.store(0);
+  ASSERT_OK(both.gpu.Execute(command, both.cpu.seq).status());
+  ASSERT_NO_FATAL_FAILURE(both.ExpectSame("after both"));
+}
+
+// A bucket whose chunks are long (whole rows of int8_row) takes no more room than its own: the room is two n-th parts of
+// each bucket, and here a chunk of the long ones.
+TEST_F(DeviceChecksTest, ABucketOfLongChunks_TakesRoomForItselfAlone) {
+  JobSpec job = MixedJob("fsdp=1", 1);
+  job.parameters = {{"rows", {3, 40'001}, WeightFormat::kInt8Row}, {"many", {1'000'003}, WeightFormat::kBf16Sr}};
+  const auto bytes = [&](int check_every) {
+    job.check_every = check_every;
+    return DeviceGroup(job).passes[0]->shard_bytes();
+  };
+  const int64_t plain = bytes(0), checked = bytes(64), all = bytes(1);
+  EXPECT_GT(checked, plain);
+  EXPECT_LT(checked - plain, int64_t{8} << 20);
+  EXPECT_GT(all - plain, plain);
+}
+
 // Weights that are placed anew are no memory that changed.
 TEST_F(DeviceChecksTest, WeightsThatArePlacedAgain_HaveNoGuards) {
   TwoGroups both(CheckedJob("fsdp=1", 1));
@@ -196,8 +230,8 @@ TEST_F(DeviceChecksTest, WeightsThatArePlacedAgain_HaveNoGuards) {
 TEST_F(DeviceChecksTest, MostDrawn_IsRoomForAnyDraw_AndNeverMoreThanAll) {
   EXPECT_EQ(DeviceChecks::MostDrawn(0, 1), 0);
   EXPECT_EQ(DeviceChecks::MostDrawn(1000, 1), 1000);
-  EXPECT_EQ(DeviceChecks::MostDrawn(5, 1000), 5);
-  EXPECT_EQ(DeviceChecks::MostDrawn(1'000'000, 1000), 1000 + 252 + 8);
+  EXPECT_EQ(DeviceChecks::MostDrawn(5, 1000), 2);
+  EXPECT_EQ(DeviceChecks::MostDrawn(1'000'000, 1000), 1000 + 127 + 1);
 }
 
 }  // namespace

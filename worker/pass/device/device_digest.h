@@ -1,5 +1,5 @@
-// DeviceDigest: the digest of a shard where it lies, on a CUDA device: a kernel digests every stretch of it, and the host
-// adds what they tell. The stream is the caller's; the runtime, its memory and the kernels outlive the object. Not
+// DeviceDigest: the digest of a shard where it lies, on a CUDA device. A kernel digests every stretch of it, and the
+// host adds what they tell. The stream is the caller's; the runtime, its memory and the kernels outlive the object. Not
 // thread-safe.
 #pragma once
 

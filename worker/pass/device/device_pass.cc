@@ -336,9 +336,11 @@ absl::Status DevicePass::RunStep(const Command& command, uint64_t seq) {
   watch.squares = control.looks_again.load() != 0 || control.elsewhere_looks_again.load() != 0;
   // Of chunks that were stepped before, the sources are not there any more.
   watch.checks = checks_ != nullptr && begun_ != seq;
-  begun_ = seq;
+  const uint64_t before = std::exchange(begun_, seq);
   if (watch.squares) RETURN_IF_ERROR(OpenLook());
-  RETURN_IF_ERROR(Launch(command, seq, watch));
+  const absl::Status launched = Launch(command, seq, watch);
+  if (!launched.ok() && (Verdict(seq) == GateVerdict::kAborted || Verdict(seq) == GateVerdict::kLate)) begun_ = before;
+  RETURN_IF_ERROR(launched);
   gathered_bytes_.fetch_add(window_bytes_, std::memory_order_relaxed);
   std::atomic<uint64_t>& word = host_.control()->members[rank_.value()].damage;
   if (watch.checks) {
@@ -384,6 +386,10 @@ absl::Status DevicePass::Launch(const Command& command, uint64_t seq, const Watc
   return AwaitResult(command.kind, seq);
 }
 
+GateVerdict DevicePass::Verdict(uint64_t seq) const {
+  return VerdictOf(__atomic_load_n(reinterpret_cast<uint64_t*>(host_block_.data()), __ATOMIC_ACQUIRE), seq);
+}
+
 absl::Status DevicePass::AwaitResult(CommandKind kind, uint64_t seq) {
   // A sleep ends up to kLate late. Who looks all the time instead takes a processor from the trainers.
   constexpr absl::Duration kLate = absl::Microseconds(150);
@@ -392,10 +398,7 @@ absl::Status DevicePass::AwaitResult(CommandKind kind, uint64_t seq) {
   if (usual > 2 * kLate) absl::SleepFor(std::min(usual - kLate, options_.timeout / 2));
   RETURN_IF_ERROR(steps_->AwaitIdle(begin + options_.timeout - MonotonicNow()));
   usual = std::min(MonotonicNow() - begin, std::max(2 * usual, 3 * kLate));  // one that is late makes few others late
-  const uint64_t word = __atomic_load_n(reinterpret_cast<uint64_t*>(host_block_.data()), __ATOMIC_ACQUIRE);
-  const GateVerdict verdict = VerdictOf(word, seq);
-  if (verdict == GateVerdict::kAborted || verdict == GateVerdict::kLate) begun_ = 0;
-  switch (verdict) {
+  switch (Verdict(seq)) {
     case GateVerdict::kOpen:
       return absl::OkStatus();
     case GateVerdict::kAborted:

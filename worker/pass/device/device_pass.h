@@ -1,15 +1,17 @@
 // DevicePass: executes commands on one worker's shard on a CUDA device: the fused reduce -> step -> gather of pass.h as
-// one kernel for all buckets of like formats (kernels/cuda/fused_pass.h), over the slots, the window and the publications in the device's
-// memory, which all workers of the host map. Several workers may share a device. The bits are those of Pass.
+// one kernel for all buckets of like formats (kernels/cuda/fused_pass.h). Slots, window and publications are in the
+// device's memory, which all workers of the host map. Several workers may share a device. The bits are those of Pass.
 //
 // A command's launches are: the gate, which opens when the control block says that the command is decided and looks at
 // the abort word first, with a time limit (kernels/cuda/pass_gate.h); the command's scalars, from pinned memory;
 // kernels, a block a range, one for as many buckets in a row as have the same formats; the arrival. Nothing changes
 // unless the gate opened. The calling thread sleeps for most of what the last command of the kind took, and then looks
-// whether the stream is done, until a time limit of its own. Initial weights go through the host, some ranges at a time,
-// and weights from the shard to windows and publications by copies on the device. Digests are made there, too
-// (device_digest.h), as are the checks of a job with check_every (device_checks.h). Who wants a copy of the shard
-// (snapshot.h) gets it with the next digest. Gradients are looked at a second time as on processors (device_pass_look.cc).
+// whether the stream is done, until a time limit of its own.
+//
+// Initial weights go through the host, some ranges at a time, and weights from the shard to windows and publications by
+// copies on the device. Digests are made there, too (device_digest.h), as are the checks of a job with check_every
+// (device_checks.h). Who wants a copy of the shard (snapshot.h) gets it with the next digest. Gradients are looked at a
+// second time as on processors (device_pass_look.cc).
 //
 // Not here, and refused when a job is created (core/job/support_table.h): matrices of Muon, weights gathered in codes,
 // bucket residency, several hosts.
@@ -81,7 +83,9 @@ class DevicePass final : public StepPass {
   absl::Status GiveBackGradients(const Command& command) override;
   absl::Status GiveBackWeights(int bucket) override;
   int64_t gathered_bytes() const override { return gathered_bytes_.load(std::memory_order_relaxed); }
-  int64_t shard_bytes() const override { return storage_.allocated_bytes(); }
+  int64_t shard_bytes() const override {
+    return storage_.allocated_bytes() + (checks_ != nullptr ? checks_->device_bytes() : 0);
+  }
   int device() const override { return steps_->device(); }
   StorageCut cut() const override { return kDeviceCut; }
   bool staged() const override { return true; }
@@ -105,7 +109,7 @@ class DevicePass final : public StepPass {
     int first_range = 0, num_ranges = 0;
     std::optional<OptimizerContext> warp;
   };
-  // What the shard's kernels read and no command changes: first the ranges that are stepped, then the frozen ones.
+  // What the shard's kernels read and no command changes: of what is stepped.
   struct Tables {
     std::vector<PassRange> ranges;
     std::vector<int> cut_ranges;  // which of the cut's each is
@@ -142,6 +146,8 @@ class DevicePass final : public StepPass {
   void FillStep(const Command& command, uint64_t seq, const BucketTables& bucket, PassStep& step,
                 PassOptimizer* groups);
   absl::Status AwaitResult(CommandKind kind, uint64_t seq);
+  // Of the last command that ended, where that is `seq`.
+  GateVerdict Verdict(uint64_t seq) const;
   // Through the host (device_pass_host.cc).
   class HostRanges;
   absl::Status Upload(const HostRanges& ranges) const;
@@ -154,6 +160,7 @@ class DevicePass final : public StepPass {
   const float* LookSums(int bucket) const;
   // `sums`: by bucket, where the sum of its first block is, or would be.
   absl::Status LookAgain(const std::function<const float*(int bucket)>& sums);
+  absl::StatusOr<std::optional<Damage>> LookAt(int range, int64_t chunk) const;
   absl::StatusOr<bool> AreNumbers(const Bucket& bucket, int64_t element, int64_t num_elements) const;
   // The first range behind as many, from `first` on, as one copy takes.
   int EndOfCopy(int first) const;
@@ -185,7 +192,8 @@ class DevicePass final : public StepPass {
   PinnedBlock host_block_;  // where the device tells the result, and behind it a command's scalars
   std::unique_ptr<DeviceDigest> digest_;
   std::unique_ptr<DeviceChecks> checks_;  // null: of a job without check_every
-  // Sums of squares of the shard's gradients, of steps that look again; and by bucket, how many before its first block's.
+  // Of steps that look again: sums of squares of the shard's gradients, and by bucket how many are before its first
+  // block's.
   PinnedBlock look_sums_;
   std::vector<int64_t> look_at_;
   std::vector<int64_t> initial_begin_;  // by range: elements before it in the shard of initial weights

@@ -1,4 +1,4 @@
-// Of DevicePass: initial weights and copies of the shard, which go through memory of the host, digests, and weights that
+// Of DevicePass: initial weights and copies of the shard, which go through memory of the host; digests; and weights that
 // are copied on the device.
 #include <algorithm>
 #include <array>

@@ -1,18 +1,28 @@
-// Of DevicePass: the second look at gradients, as on processors (worker/pass/pass_check.cc): slots are memory that
-// trainers write, and a process that has lost its slot may write there still (ControlBlock::looks_again). All were finite
-// when they were declared, so the sums of squares of what a command read are numbers. The device sums, and the host looks.
+// Of DevicePass: the second look at gradients, as on processors (worker/pass/pass_check.cc). Slots are memory that
+// trainers write, and a process that has lost its slot may write there still (ControlBlock::looks_again). All gradients
+// were finite when they were declared, so the sums of squares of what a command read are numbers. The device sums, and
+// the host looks.
+#include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/algorithm/container.h"
-#include "absl/types/span.h"
 #include "core/base/status.h"
 #include "core/format/finite.h"
 #include "worker/pass/check.h"
 #include "worker/pass/device/device_pass.h"
 
 namespace shardmesh {
+namespace {
+
+bool AllFinite(const float* begin, const float* end) {
+  bool finite = true;
+  for (const float* sum = begin; sum != end; ++sum) finite &= std::isfinite(*sum);  // no branch: in vectors
+  return finite;
+}
+
+}  // namespace
 
 // A sum of squares is infinite for numbers above 1.8e19, too.
 absl::StatusOr<bool> DevicePass::AreNumbers(const Bucket& bucket, int64_t element, int64_t num_elements) const {
@@ -51,24 +61,29 @@ const float* DevicePass::LookSums(int bucket) const {
   return reinterpret_cast<const float*>(look_sums_.data()) + look_at_[bucket];
 }
 
+// Of a chunk whose sums are not all finite, the first run whose gradients are no numbers.
+absl::StatusOr<std::optional<Damage>> DevicePass::LookAt(int range, int64_t chunk) const {
+  const StorageRange& r = cut_.ranges()[range];
+  for (int i = cut_.first_run(range, chunk); i < cut_.first_run(range, chunk + 1); ++i) {
+    const ChunkRun& run = cut_.runs(range)[i];
+    const int64_t element = r.bucket_begin + run.offset;
+    ASSIGN_OR_RETURN(const bool numbers, AreNumbers(plan_.buckets()[r.bucket], element, run.num_elements));
+    if (!numbers) return Damage{Damage::kGradients, run.tensor, run.first_element};
+  }
+  return std::nullopt;
+}
+
 // Replicas share the chunks, as they do the sums (SquarePassRange).
 absl::Status DevicePass::LookAgain(const std::function<const float*(int bucket)>& sums) {
-  for (int r = 0; r < static_cast<int>(cut_.ranges().size()); ++r) {
-    const StorageRange& range = cut_.ranges()[r];
-    if (range.frozen) continue;
-    const Bucket& bucket = plan_.buckets()[range.bucket];
-    for (int64_t chunk = share_.index; chunk < range.num_chunks(); chunk += share_.count) {
-      for (int i = cut_.first_run(r, chunk); i < cut_.first_run(r, chunk + 1); ++i) {
-        const ChunkRun& run = cut_.runs(r)[i];
-        const int64_t element = range.bucket_begin + run.offset;
-        const int64_t blocks = (run.num_elements + kBlockElements - 1) / kBlockElements;
-        const auto of_run =
-            absl::MakeConstSpan(sums(range.bucket) + element / kBlockElements, static_cast<size_t>(blocks));
-        if (absl::c_all_of(of_run, [](float sum) { return std::isfinite(sum); })) continue;
-        ASSIGN_OR_RETURN(const bool numbers, AreNumbers(bucket, element, run.num_elements));
-        if (numbers) continue;
-        TellDamage({Damage::kGradients, run.tensor, run.first_element}, host_.control()->members[rank_.value()].damage);
-      }
+  for (int range = 0; range < static_cast<int>(cut_.ranges().size()); ++range) {
+    const StorageRange& r = cut_.ranges()[range];
+    if (r.frozen) continue;
+    const float* const of_range = sums(r.bucket) + r.bucket_begin / kBlockElements;
+    const int64_t blocks = r.num_elements / kBlockElements, of_chunk = r.chunk_elements / kBlockElements;
+    for (int64_t chunk = share_.index; chunk < r.num_chunks(); chunk += share_.count) {
+      if (AllFinite(of_range + chunk * of_chunk, of_range + std::min((chunk + 1) * of_chunk, blocks))) continue;
+      ASSIGN_OR_RETURN(const std::optional<Damage> damage, LookAt(range, chunk));
+      if (damage.has_value()) TellDamage(*damage, host_.control()->members[rank_.value()].damage);
     }
   }
   return absl::OkStatus();

@@ -31,6 +31,14 @@ class PinnedBlock {
     return block;
   }
 
+  PinnedBlock() = default;
+  PinnedBlock(PinnedBlock&&) = default;
+  PinnedBlock& operator=(PinnedBlock&& other) noexcept {
+    pinned_ = std::move(other.pinned_);  // before its memory goes
+    memory_ = std::move(other.memory_);
+    return *this;
+  }
+
   char* data() const { return memory_.get(); }
   // Where the device has what lies at `at`, in the block.
   template <class Value>

@@ -74,6 +74,15 @@ class EmulatedKernels final : public PassKernels {
     });
     return nullptr;
   }
+  const char* Copies(const StretchCopies& args, void* stream) const override {
+    TheStandIn().Launch(stream, [args] {
+      for (int32_t i = 0; i < args.num_copies; ++i) {
+        for (int thread = kStretchThreads - 1; thread >= 0; --thread)
+          CopyShare(args.copies[i], thread, kStretchThreads);
+      }
+    });
+    return nullptr;
+  }
 
  private:
   std::function<void(const PassArgs&)> behind_steps_;
