@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kTileElements) PassTileKernel(const __grid_con
   StepPassRange(args, static_cast<int>(blockIdx.x), *memories.get(), block);
 }
 
-// Budget: 160 threads, 6 blocks; 56 registers, 528 bytes of stack, 12 of spills, 6080 of shared memory.
+// Budget: 160 threads, 7 blocks; 56 registers, 528 bytes of stack, 12 of spills, 6080 of shared memory.
 __global__ void __launch_bounds__(kThreads) PassSquaresKernel(const __grid_constant__ PassArgs args) {
   __shared__ Bytes<PassMemory> memory;
   __shared__ typename SquaresBody::Memory warps[kWarps];

@@ -40,14 +40,14 @@ using ::shardmesh::testing::Variant;
 
 constexpr int kSlots = 3;
 constexpr int64_t kFew = 5;  // as few as two would use both parities of rotating storage
-constexpr int64_t kSteps = 20;
+constexpr int64_t kMany = 0;  // StepsOf says how many
 
 struct Combination {
   OptimizerKind kind;
   WeightFormat weights;
   StateFormat states;
   GatherFormat gather;
-  int64_t steps = kSteps;
+  int64_t steps = kMany;
   double clip_norm = 0;
   bool amsgrad = false;
 };
@@ -55,20 +55,20 @@ struct Combination {
 // Every optimizer, every format of weights, of states and of gathered weights, each more than once.
 constexpr Combination kCombinations[] = {
     {OptimizerKind::kAdamW, WeightFormat::kFp32, StateFormat::kFp32, GatherFormat::kStored},
-    {OptimizerKind::kAdamW, WeightFormat::kBf16Sr, StateFormat::kFp32, GatherFormat::kFp8Tensor, kSteps,
+    {OptimizerKind::kAdamW, WeightFormat::kBf16Sr, StateFormat::kFp32, GatherFormat::kFp8Tensor, kMany,
      /*clip_norm=*/1.0},
     {OptimizerKind::kAdamW, WeightFormat::kBf16Sr, StateFormat::kDyn8, GatherFormat::kFp8Row},
     {OptimizerKind::kAdamW, WeightFormat::kBf16Plus8Sr, StateFormat::kFp8x32, GatherFormat::kNf4},
     {OptimizerKind::kAdamW, WeightFormat::kBf16Plus16, StateFormat::kBf16Sr, GatherFormat::kFp8Block},
     {OptimizerKind::kAdamW, WeightFormat::kFp32, StateFormat::kFp8, GatherFormat::kInt8Row},
     {OptimizerKind::kAdamW, WeightFormat::kInt8Row, StateFormat::kDyn8, GatherFormat::kStored},
-    {OptimizerKind::kAdam, WeightFormat::kBf16Plus8Sr, StateFormat::kDyn8, GatherFormat::kMx8, kSteps, /*clip_norm=*/0,
+    {OptimizerKind::kAdam, WeightFormat::kBf16Plus8Sr, StateFormat::kDyn8, GatherFormat::kMx8, kMany, /*clip_norm=*/0,
      /*amsgrad=*/true},
-    {OptimizerKind::kLion, WeightFormat::kBf16Sr, StateFormat::kBf16Sr, GatherFormat::kFp8Tensor, kSteps,
+    {OptimizerKind::kLion, WeightFormat::kBf16Sr, StateFormat::kBf16Sr, GatherFormat::kFp8Tensor, kMany,
      /*clip_norm=*/0.5},
     {OptimizerKind::kSgd, WeightFormat::kBf16Plus8Sr, StateFormat::kDyn4, GatherFormat::kMx8},
     {OptimizerKind::kMuon, WeightFormat::kFp32, StateFormat::kFp32, GatherFormat::kStored},
-    {OptimizerKind::kMuon, WeightFormat::kBf16Sr, StateFormat::kDyn8, GatherFormat::kFp8Tensor, kSteps,
+    {OptimizerKind::kMuon, WeightFormat::kBf16Sr, StateFormat::kDyn8, GatherFormat::kFp8Tensor, kMany,
      /*clip_norm=*/0.5},
     {OptimizerKind::kAdam, WeightFormat::kBf16, StateFormat::kFp8x32, GatherFormat::kStored},
     {OptimizerKind::kLion, WeightFormat::kBf16Plus16, StateFormat::kFp8, GatherFormat::kStored, kFew},
@@ -86,6 +86,11 @@ constexpr Combination kCombinations[] = {
     {OptimizerKind::kMuon, WeightFormat::kBf16Plus16, StateFormat::kFp8, GatherFormat::kMx8, kFew},
 };
 constexpr int kNumCombinations = static_cast<int>(std::size(kCombinations));
+
+// 20 steps show what more do, since each begins with the bits of the one before; SHARDMESH_INVARIANCE_STEPS says others.
+int64_t StepsOf(const Combination& c) {
+  return c.steps != kMany ? c.steps : testing::NumberOfEnvironment("SHARDMESH_INVARIANCE_STEPS", 20);
+}
 
 std::string Describe(const Combination& c) {
   return absl::StrCat(OptimizerName(c.kind), c.amsgrad ? "-amsgrad" : "", " ", WeightFormatName(c.weights), " ",
@@ -195,14 +200,14 @@ void ExpectLearns(Cluster& cluster, const Place& place, const Combination& combi
   for (const Variant& variant : VariantsOf(place)) {
     SCOPED_TRACE(absl::StrCat(Describe(combination), " ", testing::Describe(variant), ", ", place.hosts, " hosts, ",
                               place.threads, " threads", place.tls ? ", TLS" : ""));
-    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, spec, variant, combination.steps));
+    ASSERT_OK_AND_ASSIGN(const Learnt learnt, testing::TrainVariant(client, spec, variant, StepsOf(combination)));
     ASSERT_EQ(learnt, reference);
   }
 }
 
 TEST_P(MeshInvariance, EveryMesh_LearnsTheReferencesBits) {
   const Combination& combination = kCombinations[GetParam()];
-  const Learnt reference = testing::ReferenceOf(JobOf(combination, "job"), combination.steps);
+  const Learnt reference = testing::ReferenceOf(JobOf(combination, "job"), StepsOf(combination));
   std::vector<std::thread> places;
   for (size_t i = 0; i < std::size(kPlaces); ++i) {
     places.emplace_back([&, i] {
@@ -218,10 +223,10 @@ TEST_P(MeshInvariance, EveryGroup_LearnsTheReferencesBits) {
   const Combination& combination = kCombinations[GetParam()];
   const int ranks = kRanks[GetParam() % std::size(kRanks)];
   const JobSpec spec = JobOf(combination, "job");
-  const Learnt reference = testing::ReferenceOf(spec, combination.steps);
+  const Learnt reference = testing::ReferenceOf(spec, StepsOf(combination));
   for (const Family& family : kFamilies) {
     SCOPED_TRACE(absl::StrCat(Describe(combination), ", ", family.name, " of ", ranks, " ranks"));
-    for (const Learnt& learnt : TrainOnGroup(spec, combination.steps, family, ranks)) ASSERT_EQ(learnt, reference);
+    for (const Learnt& learnt : TrainOnGroup(spec, StepsOf(combination), family, ranks)) ASSERT_EQ(learnt, reference);
   }
 }
 
@@ -262,8 +267,8 @@ TEST_P(MeshInvariance, KilledWorkers_LearnTheReferencesBits) {
   SCOPED_TRACE(absl::StrCat(Describe(combination), ", seed ", seed));
   ASSERT_OK_AND_ASSIGN(const auto cluster,
                        Cluster::Start({.workers = 4, .heartbeat_timeout = absl::Seconds(20), .retained = true}));
-  ASSERT_OK_AND_ASSIGN(const Learnt learnt, TrainThroughKills(*cluster, spec, combination.steps, seed));
-  EXPECT_EQ(learnt, testing::ReferenceOf(spec, combination.steps));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, TrainThroughKills(*cluster, spec, StepsOf(combination), seed));
+  EXPECT_EQ(learnt, testing::ReferenceOf(spec, StepsOf(combination)));
 }
 
 // On two hosts: the first lead is killed and comes back; the second host is lost for good, and the job goes on with the
@@ -320,8 +325,8 @@ TEST_P(HostsInvariance, RestartReformAndReshard_LearnTheReferencesBits) {
       const auto cluster,
       Cluster::Start({.workers = 4, .hosts = 2, .heartbeat_timeout = absl::Seconds(1), .retained = true}));
   const bool attached = GetParam() % 2 == 0;
-  ASSERT_OK_AND_ASSIGN(const Learnt learnt, TrainThroughHosts(*cluster, spec, combination.steps, attached));
-  EXPECT_EQ(learnt, testing::ReferenceOf(spec, combination.steps));
+  ASSERT_OK_AND_ASSIGN(const Learnt learnt, TrainThroughHosts(*cluster, spec, StepsOf(combination), attached));
+  EXPECT_EQ(learnt, testing::ReferenceOf(spec, StepsOf(combination)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Combinations, MeshInvariance, ::testing::Range(0, kNumCombinations));

@@ -278,40 +278,26 @@ absl::Status DevicePass::Launched(const char* error, absl::string_view what) con
   return absl::UnavailableError(absl::StrCat("CUDA device ", device(), " cannot launch ", what, ": ", error));
 }
 
-PassArgs DevicePass::ArgsOf(uint64_t seq) const {
+absl::Status DevicePass::LaunchBuckets(CommandKind kind, uint64_t seq, bool again) {
   PassArgs args;
-  args.steps = block_.data();
+  args.steps = block_.data() + (again ? steps_bytes_ : 0);
   args.runs = runs_;
   args.first_runs = first_runs_;
   args.verdict = reinterpret_cast<const uint64_t*>(tables_.data());
   args.opened = GateWord(seq, GateVerdict::kOpen);
-  return args;
-}
-
-absl::Status DevicePass::LaunchBuckets(CommandKind kind, uint64_t seq, bool again) {
-  PassArgs args = ArgsOf(seq);
-  if (again) args.steps += steps_bytes_;
   for (const PassLaunch& launch : launches_) {
     args.ranges = ranges_ + launch.first_range;
     args.num_ranges = launch.num_ranges;
+    if (again && kind == CommandKind::kStep) {
+      std::tie(args.ranges, args.num_ranges) = checks_->Drawn(launch.first_range, launch.num_ranges);
+      if (args.num_ranges == 0) continue;
+    }
     if (kind == CommandKind::kNorm) {
       RETURN_IF_ERROR(Launched(kernels_.Squares(args, steps_->stream()), "the squares of a norm"));
       continue;
     }
     const OptimizerContext* const warp = launch.warp.has_value() ? &*launch.warp : nullptr;
     RETURN_IF_ERROR(Launched(kernels_.Step(args, warp, steps_->stream()), "the pass of a step"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status DevicePass::LaunchDrawn(uint64_t seq) {
-  PassArgs args = ArgsOf(seq);
-  args.steps += steps_bytes_;
-  for (const PassLaunch& launch : launches_) {
-    std::tie(args.ranges, args.num_ranges) = checks_->Drawn(launch.first_range, launch.num_ranges);
-    if (args.num_ranges == 0) continue;
-    const OptimizerContext* const warp = launch.warp.has_value() ? &*launch.warp : nullptr;
-    RETURN_IF_ERROR(Launched(kernels_.Step(args, warp, steps_->stream()), "the second pass of checked chunks"));
   }
   return absl::OkStatus();
 }
@@ -378,7 +364,7 @@ absl::Status DevicePass::Launch(const Command& command, uint64_t seq, const Watc
   // Behind the step: what was written into a slot before the step read it is still there.
   if (watch.squares) RETURN_IF_ERROR(LaunchBuckets(CommandKind::kNorm, seq, /*again=*/true));
   if (watch.checks) {
-    RETURN_IF_ERROR(LaunchDrawn(seq));
+    RETURN_IF_ERROR(LaunchBuckets(CommandKind::kStep, seq, /*again=*/true));
     RETURN_IF_ERROR(checks_->End(command, kernels_));
   }
   const PassArrival arrival = {gate.verdict, ResultOnDevice()};

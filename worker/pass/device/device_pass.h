@@ -132,13 +132,11 @@ class DevicePass final : public StepPass {
   };
   // Steps, or sums squares: on the device.
   absl::Status Launch(const Command& command, uint64_t seq, const Watch& watch);
-  // `again`: by the scalars that have no place that is written, and squares into look_sums_.
+  // `again`: by the scalars that have no place that is written: steps what was drawn, in the scratch of the checks, and
+  // squares into look_sums_.
   absl::Status LaunchBuckets(CommandKind kind, uint64_t seq, bool again = false);
   absl::Status RunStep(const Command& command, uint64_t seq);
   absl::Status RunNorm(const Command& command, uint64_t seq);
-  // What was drawn, a second time, into the scratch.
-  absl::Status LaunchDrawn(uint64_t seq);
-  PassArgs ArgsOf(uint64_t seq) const;
   char* Scalars() const;
   uint64_t* ResultOnDevice() const;
   absl::Status Launched(const char* error, absl::string_view what) const;
@@ -184,7 +182,7 @@ class DevicePass final : public StepPass {
   std::vector<BucketTables> buckets_;
   std::vector<PassLaunch> launches_;
   int64_t steps_bytes_ = 0;  // of a command's scalars, which are there twice: the second have no place that is written
-  uint64_t begun_ = 0;       // the last step of which kernels may have done a part, or all; 0: there is none
+  uint64_t begun_ = 0;       // the last step of which kernels may have done a part, or all; 0: no step
   absl::Duration usual_[2];  // how long the last step and the last norm took
   const PassChunkRun* runs_ = nullptr;
   const int32_t* first_runs_ = nullptr;

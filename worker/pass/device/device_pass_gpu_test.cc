@@ -62,6 +62,20 @@ TEST(DevicePassGpuTest, ManyRanges_TrainToTheBitsOfProcessors) {
   ExpectTrainsAlike(job, 2, "many ranges");
 }
 
+TEST(DevicePassGpuTest, ChecksAndSecondLooks_ChangeNoBitAndFindNothing) {
+  SKIP_WITHOUT_DEVICE();
+  JobSpec job = MixedJob("ddp=2,fsdp=2", 2);
+  job.check_every = 1;
+  job.parameters.push_back({"rows", {40, 300}, WeightFormat::kInt8Row});
+  TwoGroups both(job, {}, Machine());
+  both.gpu.host.control()->looks_again.store(1);
+  ASSERT_NO_FATAL_FAILURE(both.PlaceWeights());
+  for (const int64_t step : {1, 2, 4}) {
+    ASSERT_NO_FATAL_FAILURE(both.RunStep(step));
+    ASSERT_NO_FATAL_FAILURE(both.ExpectSame("step " + std::to_string(step)));
+  }
+}
+
 TEST(DevicePassGpuTest, GateAbortedByTheHost_ChangesNoByte) {
   SKIP_WITHOUT_DEVICE();
   DevicePassOptions options;

@@ -147,13 +147,12 @@ absl::Status DevicePass::CopyShard(Snapshot& to) const {
 }
 
 absl::StatusOr<uint64_t> DevicePass::Digest(const Command& command) {
-  if (const auto wanted = snapshots_ != nullptr ? snapshots_->Wanted() : nullptr; wanted != nullptr) {
-    RETURN_IF_ERROR(CopyShard(*wanted));
-    snapshots_->Filled(wanted.get(), {command.step, command.parity});
-  }
+  const std::shared_ptr<Snapshot> wanted = snapshots_ != nullptr ? snapshots_->Wanted() : nullptr;
+  if (wanted != nullptr) RETURN_IF_ERROR(CopyShard(*wanted));
   DeviceRuntime::Scope scope(*steps_);
   RETURN_IF_ERROR(Launched(digest_->Launch(kernels_, command.parity, steps_->stream()), "a digest"));
   RETURN_IF_ERROR(steps_->AwaitIdle(options_.timeout));
+  if (wanted != nullptr) snapshots_->Filled(wanted.get(), {command.step, command.parity});
   return digest_->Sum();
 }
 

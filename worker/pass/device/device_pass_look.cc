@@ -43,6 +43,7 @@ absl::Status DevicePass::OpenLook() {
   int64_t sums = 0, begin = 0, end = 0;
   int bucket = -1;
   for (const StorageRange& range : cut_.ranges()) {  // a bucket's follow each other
+    if (range.frozen) continue;
     if (range.bucket != bucket) {
       sums += end - begin;
       bucket = range.bucket;
